@@ -1,0 +1,116 @@
+"""What one round may spend: the only knob that must be equal for two drafters to be compared.
+
+Knows nothing of drafters, targets or tensors. Words are those of the design: nodes are draft nodes verified per
+target call, the root excluded; depth counts draft steps, which is also the deepest a node can lie.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from drafterzoo.errors import UsageError, suggest
+
+
+def _at_least(minimum: int):
+    def check(instance: object, attribute: attrs.Attribute, value: object) -> None:
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise UsageError(
+                f"budget: {attribute.name} is {value!r}, expected a whole number of at least {minimum}; "
+                f"for example Budget(nodes=24, depth=6, grow=6, offer=6)."
+            )
+
+    return check
+
+
+@attrs.frozen(kw_only=False)
+class Budget:
+    """The spending limit of one round.
+
+    nodes (B): draft nodes verified per target call, root excluded.
+    depth (gamma): draft steps, and so the greatest number of drafts that one round can accept.
+    grow (B_w): nodes forwarded per draft step after the first.
+    offer (k): children offered per forwarded node.
+    reconsider (m): extra rows co-forwarded per step, for wrappers that use them (methods.md 1.4).
+
+    Raises UsageError when a field is out of range or the tree can never hold `nodes` nodes.
+    """
+
+    nodes: int = attrs.field(validator=_at_least(1))
+    depth: int = attrs.field(validator=_at_least(1))
+    grow: int = attrs.field(validator=_at_least(1))
+    offer: int = attrs.field(validator=_at_least(1))
+    reconsider: int = attrs.field(default=0, validator=_at_least(0))
+
+    def __attrs_post_init__(self) -> None:
+        if self.nodes > self.capacity:
+            raise UsageError(
+                f"budget: {self.nodes} nodes can never be filled, since depth={self.depth}, grow={self.grow} and "
+                f"offer={self.offer} offer {self.capacity} at most; lower nodes or raise depth, grow or offer."
+            )
+
+    @property
+    def capacity(self) -> int:
+        """The most candidates that `depth`, `grow` and `offer` (and `reconsider`) can ever put before the final cut."""
+        total = newest = self.offer
+        forwarded = 1
+        for _ in range(self.depth - 1):
+            grown = min(self.grow, newest)
+            newest = (grown + min(self.reconsider, forwarded)) * self.offer
+            total += newest
+            forwarded = grown
+        return total
+
+    @property
+    def is_chain(self) -> bool:
+        """True when at most one child hangs under each node."""
+        return self.offer == 1 and self.reconsider == 0
+
+    @classmethod
+    def chain(cls, n: int) -> Budget:
+        """A chain of n drafts: n nodes, n steps, one offer each."""
+        return cls(nodes=n, depth=n, grow=1, offer=1)
+
+    @classmethod
+    def tree(cls, nodes: int) -> Budget:
+        """A tree of `nodes` nodes at the project's defaults: six wide, five levels up to 8 nodes, six to 32, eight above."""
+        if nodes < 1:
+            return cls.chain(nodes)  # refused there, with the same words as any other bad budget
+        depth = min(nodes, 5 if nodes <= 8 else 6 if nodes <= 32 else 8)
+        width = 6
+        while width + (depth - 1) * width * width < nodes:
+            width += 1
+        return cls(nodes=nodes, depth=depth, grow=width, offer=width)
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """Read a budget as typed: `chain:4`, `24` (a tree), or `nodes=24,depth=6,grow=6,offer=6`.
+
+        Raises UsageError naming the part that cannot be read.
+        """
+        text = text.strip()
+        kind, _, rest = text.partition(":")
+        if kind in ("chain", "tree") and rest.isdigit():
+            return cls.chain(int(rest)) if kind == "chain" else cls.tree(int(rest))
+        if text.isdigit():
+            return cls.tree(int(text))
+        fields = [f.name for f in attrs.fields(cls)]
+        values: dict[str, int] = {}
+        for part in text.split(","):
+            key, eq, value = (s.strip() for s in part.partition("="))
+            if not eq or not value.isdigit():
+                raise UsageError(
+                    f"budget: cannot read {part!r} in {text!r}; write 'chain:4', '24', or 'nodes=24,depth=6,grow=6,offer=6'."
+                )
+            if key not in fields:
+                raise UsageError(f"budget: unknown field {key!r}{suggest(key, fields)}; the fields are {', '.join(fields)}.")
+            values[key] = int(value)
+        missing = [f for f in ("nodes", "depth", "grow", "offer") if f not in values]
+        if missing:
+            raise UsageError(f"budget: {text!r} lacks {', '.join(missing)}; for example 'nodes=24,depth=6,grow=6,offer=6'.")
+        return cls(**values)
+
+    def __str__(self) -> str:
+        if self == Budget.chain(self.nodes):
+            return f"chain:{self.nodes}"
+        shape = f"nodes={self.nodes},depth={self.depth},grow={self.grow},offer={self.offer}"
+        return shape + (f",reconsider={self.reconsider}" if self.reconsider else "")

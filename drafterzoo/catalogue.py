@@ -1,0 +1,170 @@
+"""Checkpoints known by name, and `load`: from a spec or an address to a drafter bound to its target.
+
+Knows the registry, the folders under model_cards/ (each a snapshot of a Hub repository), addresses, and how a checkpoint
+states its target; nothing of networks, of drafting, or of the Hub's protocol.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from drafterzoo import checkpoint
+from drafterzoo.drafters.base import Drafter
+from drafterzoo.errors import CheckpointError, UsageError, suggest
+from drafterzoo.registry import DRAFTERS, WRAPPERS, Spec, parse_spec
+from drafterzoo.resources import folder
+from drafterzoo.target import load_target
+from drafterzoo.target.target import Target
+
+
+def list_checkpoints(glob: str | None = None) -> list[str]:
+    """Names of the checkpoints that come with drafterzoo, sorted; `glob` filters them (`*smollm2*`)."""
+    cards = folder("model_cards")
+    names = sorted(path.parent.name for path in cards.glob("*/config.json")) if cards.is_dir() else []
+    return [name for name in names if glob is None or fnmatch.fnmatch(name, glob)]
+
+
+def checkpoint_folder(name: str) -> Path:
+    """The folder of a checkpoint known by name. Raises UsageError with the nearest name."""
+    names = list_checkpoints()
+    if name not in names:
+        raise UsageError(f"no checkpoint named {name!r}{suggest(name, names)}; known: {', '.join(names) or 'none'}.")
+    return folder("model_cards") / name
+
+
+def load(
+    spec_or_address: str,
+    target: Target | str | None = None,
+    *,
+    revision: str | None = None,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    **overrides: Any,
+) -> Drafter:
+    """Load a drafter, bound to its target and ready to draft.
+
+    spec_or_address: a spec ("eagle3.1", "hass+pr(self_query='token')"), a checkpoint's name ("eagle3.1-smollm2-135m"),
+    "hub:org/name@revision", or "dir:path"; a bare "org/name" is taken as hub:. target: a Target, or what load_target takes;
+    None loads the checkpoint's own, for a spec without weights the embedded default. overrides: options of the base drafter.
+
+    Raises UsageError (nothing of that name, an impossible combination) or CheckpointError (damaged, or for another target).
+    """
+    place = _address(spec_or_address, revision)
+    if place is None:
+        spec = parse_spec(spec_or_address)
+        _check_names(spec)
+        place = _checkpoint_of(spec, target)
+        if place is None:
+            bound = _target(target, None, device, dtype)
+            return DRAFTERS.get(spec.base).create(bound, **{**spec.options, **overrides})
+        overrides = {**spec.options, **overrides}
+    config = checkpoint.read_config(place)
+    bound = _target(target, config["target"], device, dtype)
+    check_fingerprint(config["target"], bound, place)
+    saved = checkpoint.read(place)
+    if overrides:
+        saved.config["drafter"].update(overrides)
+    drafter = DRAFTERS.get(str(config["drafter"].get("name"))).from_checkpoint(saved, bound)
+    return drafter.to(dtype=bound.dtype)
+
+
+def _address(text: str, revision: str | None) -> Path | None:
+    """The folder an address or a catalogue name stands for, downloading it if need be; None for a spec."""
+    if text.startswith("dir:"):
+        return Path(text.removeprefix("dir:")).expanduser()
+    if text in list_checkpoints():
+        return checkpoint_folder(text)
+    if text.startswith("hub:") or ("/" in text and "(" not in text):
+        if not text.startswith("hub:") and Path(text).exists():
+            raise UsageError(f"{text!r} could be a folder or a Hub repository; write 'dir:{text}' or 'hub:{text}'.")
+        from drafterzoo import hub
+
+        name, _, at = text.removeprefix("hub:").partition("@")
+        return hub.pull(name, revision=at or revision)
+    return None
+
+
+def _check_names(spec: Spec) -> None:
+    """Raise UsageError for a drafter or wrapper that nobody has registered, with the nearest name."""
+    DRAFTERS.get(spec.base)
+    for name, _ in spec.wrappers:
+        WRAPPERS.get(name)
+
+
+def _checkpoint_of(spec: Spec, target: Target | str | None) -> Path | None:
+    """The catalogue's checkpoint for this drafter and target; None when the drafter has no weights to load.
+
+    Raises UsageError when it has, and the catalogue holds none for this target.
+    """
+    wanted = "+".join([spec.base, *(name for name, _ in spec.wrappers)])
+    known = {name: checkpoint.read_config(checkpoint_folder(name)) for name in list_checkpoints()}
+    fitting = [name for name, config in known.items() if config["spec"] == wanted and _names(target, config["target"])]
+    if fitting:
+        return checkpoint_folder(fitting[0])
+    if not DRAFTERS.get(spec.base).has_weights and not spec.wrappers:
+        return None
+    others = ", ".join(f"{name} ({config['spec']})" for name, config in known.items()) or "none"
+    raise UsageError(
+        f"no checkpoint of {wanted!r} for {_called(target)} comes with drafterzoo (there is: {others}); "
+        f"train one with `drafterzoo train`, or load 'hub:org/name' or 'dir:path'."
+    )
+
+
+def _called(target: Target | str | None) -> str:
+    return "the embedded target" if target is None else target if isinstance(target, str) else target.name
+
+
+def _names(target: Target | str | None, recorded: dict[str, Any]) -> bool:
+    """Whether a checkpoint's recorded target is the one asked for. None asks for the embedded one, whose checkpoints we ship."""
+    return target is None or _called(target) == recorded.get("name") or isinstance(target, Target)
+
+
+def _target(
+    target: Target | str | None,
+    recorded: dict[str, Any] | None,
+    device: str | torch.device | None,
+    dtype: torch.dtype | None,
+) -> Target:
+    if isinstance(target, Target):
+        return target
+    if target is not None:
+        return load_target(target, device=device, dtype=dtype)
+    if recorded is None:
+        return load_target(device=device, dtype=dtype)
+    return load_target(str(recorded["name"]), revision=recorded.get("revision"), device=device, dtype=dtype)
+
+
+def check_fingerprint(recorded: dict[str, Any], target: Target, where: Path) -> None:
+    """Raise CheckpointError when a checkpoint was made for another target: other sizes, vocabulary or tokenizer.
+
+    The name alone is no reason: the same model may lie in another folder.
+    """
+    own = target.fingerprint()
+    for key in own:
+        if key in ("name", "revision") or key not in recorded or None in (recorded[key], own[key]):
+            continue
+        if recorded[key] != own[key]:
+            raise CheckpointError(
+                f"{where}: made for {recorded.get('name')}, whose {key} is {_short(recorded[key])}, but {target.name} has "
+                f"{_short(own[key])}; load it with its own target (target=None)."
+            )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def describe(name: str) -> dict[str, Any]:
+    """What is known of a checkpoint by name: its config and where it lies."""
+    place = checkpoint_folder(name)
+    config = checkpoint.read_config(place)
+    return {"name": name, "folder": str(place), "spec": config["spec"], "target": config["target"].get("name"), "config": config}
+
+
+__all__ = ["check_fingerprint", "checkpoint_folder", "describe", "list_checkpoints", "load"]

@@ -1,0 +1,189 @@
+"""The native checkpoint: `config.json` and `model.safetensors` in one folder, written whole or not at all, read strictly.
+
+Knows files and tensors; nothing of any drafter, of other people's layouts, or of the Hub.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import attrs
+import cattrs
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from drafterzoo.errors import CheckpointError, DrafterzooError, suggest
+
+FORMAT_VERSION = 1
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+@attrs.frozen(eq=False)
+class Native:
+    """A checkpoint as read: its config, its tensors, where they came from and the dtype they are stored in."""
+
+    folder: Path
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+    dtype: torch.dtype
+
+    @property
+    def config_file(self) -> str:
+        return str(self.folder / CONFIG)
+
+    @property
+    def weights_file(self) -> str:
+        return str(self.folder / WEIGHTS)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write `data` beside `path`, flush it to disk, then rename: readers see the old file or the new one.
+
+    Raises CheckpointError (no permission, disk full, not a folder); the partial file is removed and the old one stays.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(beside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError as error:
+        beside.unlink(missing_ok=True) if beside.parent.is_dir() else None
+        raise CheckpointError(
+            f"{path}: cannot be written ({error.strerror}); nothing was changed, free some space or choose another folder."
+        ) from error
+
+
+def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+    """Write a native checkpoint into `folder` and return it. Raises CheckpointError; an older checkpoint survives a failure.
+
+    The weights are replaced first, so that a folder with a new config always holds its own weights.
+    """
+    whole = {"library_name": "drafterzoo", "format_version": FORMAT_VERSION, **config}
+    text = json.dumps(whole, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    write_whole(folder / WEIGHTS, safetensors.torch.save(dict(sorted(tensors.items())), {"format": "pt"}))
+    write_whole(folder / CONFIG, text.encode())
+    return folder
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read and check config.json alone. Raises CheckpointError."""
+    path = folder / CONFIG
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder; expected one holding {CONFIG} and {WEIGHTS}.")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: missing; a drafterzoo checkpoint holds {CONFIG} and {WEIGHTS}.") from error
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON ({error}); download or save the checkpoint again.") from error
+    if not isinstance(config, dict) or config.get("library_name") != "drafterzoo":
+        raise CheckpointError(f"{path}: library_name is not 'drafterzoo', so this is not a native checkpoint; convert it first.")
+    version = config.get("format_version")
+    if version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{path}: format_version is {version!r}, this release reads {FORMAT_VERSION}; update drafterzoo or save again."
+        )
+    for key in ("spec", "target", "drafter", "dtype"):
+        if key not in config:
+            raise CheckpointError(f"{path}: key {key!r} is missing; save the checkpoint again with drafterzoo.")
+    if not re.fullmatch(r"float16|bfloat16|float32", str(config["dtype"])):
+        raise CheckpointError(f"{path}: dtype is {config['dtype']!r}, expected float16, bfloat16 or float32.")
+    return config
+
+
+def read(folder: Path) -> Native:
+    """Read a native checkpoint. Raises CheckpointError for anything missing, truncated or not finite."""
+    config = read_config(folder)
+    path = folder / WEIGHTS
+    try:
+        tensors = safetensors.torch.load_file(path)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: missing; a drafterzoo checkpoint holds {CONFIG} and {WEIGHTS}.") from error
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path}: truncated or damaged ({error}); download or save the checkpoint again.") from error
+    for key, value in tensors.items():
+        if value.is_floating_point() and not torch.isfinite(value).all():
+            raise CheckpointError(f"{path}: tensor {key!r} holds values that are not finite; train or download it again.")
+    return Native(folder, config, tensors, getattr(torch, config["dtype"]))
+
+
+def fill(module: nn.Module, saved: Native) -> None:
+    """Load every tensor of the checkpoint into the module, strictly.
+
+    Raises CheckpointError when a tensor is left over, a parameter is left empty, or a shape differs.
+    """
+    own = module.state_dict()
+    missing, extra = sorted(own.keys() - saved.tensors.keys()), sorted(saved.tensors.keys() - own.keys())
+    if missing:
+        raise CheckpointError(
+            f"{saved.weights_file}: tensor {missing[0]!r} is missing ({len(missing)} in all), expected shape "
+            f"{list(own[missing[0]].shape)}; the file does not belong to its {CONFIG}, download or save it again."
+        )
+    if extra:
+        raise CheckpointError(
+            f"{saved.weights_file}: tensor {extra[0]!r} is not used by this drafter ({len(extra)} in all)"
+            f"{suggest(extra[0], own)}; a flag in {CONFIG} may be wrong, or the file belongs to another drafter."
+        )
+    for key, value in saved.tensors.items():
+        if value.shape != own[key].shape:
+            raise CheckpointError(
+                f"{saved.weights_file}: tensor {key!r} has shape {list(value.shape)}, expected {list(own[key].shape)} "
+                f"from {CONFIG}; the two files do not belong together."
+            )
+        if value.is_floating_point() != own[key].is_floating_point():
+            raise CheckpointError(f"{saved.weights_file}: tensor {key!r} is {value.dtype}, expected {own[key].dtype}.")
+    module.load_state_dict({k: v.to(own[k].dtype) for k, v in saved.tensors.items()})
+
+
+_converter = cattrs.Converter(forbid_extra_keys=True, detailed_validation=False)
+
+
+def _exactly(*kinds: type):
+    """A structuring hook that accepts these types alone: cattrs would turn "3" into 3 and 1 into True."""
+
+    def hook(value: Any, _: Any) -> Any:
+        if type(value) not in kinds:
+            raise TypeError(f"{value!r} is not {kinds[0].__name__}")
+        return kinds[0](value)
+
+    return hook
+
+
+_converter.register_structure_hook(bool, _exactly(bool))
+_converter.register_structure_hook(int, _exactly(int))
+_converter.register_structure_hook(float, _exactly(float, int))
+_converter.register_structure_hook(str, _exactly(str))
+
+
+def structure(cls: type, values: Mapping[str, Any], where: str, error: type[DrafterzooError] = CheckpointError) -> Any:
+    """Build an attrs object from plain values. Raises `error` naming the key that is unknown, missing or of the wrong type."""
+    fields = {f.name: f for f in attrs.fields(attrs.resolve_types(cls)) if f.init}
+    for key in values:
+        if key not in fields:
+            raise error(f"{where}: unknown key {key!r}{suggest(key, fields)}; the keys are {', '.join(fields)}.")
+    for name, field in fields.items():
+        if name not in values:
+            if field.default is attrs.NOTHING:
+                raise error(f"{where}: key {name!r} is missing; expected {_type_name(field.type)}.")
+            continue
+        try:
+            _converter.structure(values[name], field.type)
+        except DrafterzooError:
+            raise
+        except Exception as problem:
+            raise error(f"{where}: key {name!r} is {values[name]!r}, expected {_type_name(field.type)}.") from problem
+    return _converter.structure(dict(values), cls)
+
+
+def _type_name(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind).replace("typing.", "")

@@ -1,0 +1,85 @@
+"""The command line: one verb, one file, each imported only when it is typed.
+
+Knows the verbs' names and how an error becomes one line and an exit status; nothing of what a verb does. Nothing here
+imports torch, so that `drafterzoo --help` answers at once.
+
+Exit status: 0 done, 1 failed, 2 asked for wrongly, 130 interrupted. Results go to stdout, all else to stderr.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+
+from drafterzoo.errors import DrafterzooError, UsageError, suggest
+
+# verb -> (where it lives, what `drafterzoo --help` says of it: the first line of that function's docstring)
+VERBS: dict[str, tuple[str, str]] = {
+    "list": ("drafterzoo.cli.listing:listing", "List drafters, wrappers, formats, suites and checkpoints."),
+    "show": ("drafterzoo.cli.show:show", "Show a checkpoint: its config, its card and its sizes."),
+    "generate": ("drafterzoo.cli.generate:generate", "Answer a prompt, and draw the trees it was drafted with."),
+    "bench": ("drafterzoo.cli.bench:bench", "Compare drafters with plain decoding on a suite of prompts."),
+    "rollout": ("drafterzoo.cli.rollout:rollout", "Let the target answer prompts, for training on its own words."),
+    "train": ("drafterzoo.cli.train:train", "Train a drafter from a recipe."),
+    "doctor": ("drafterzoo.cli.doctor:doctor", "Say what is installed, what it runs on, and what is broken."),
+}
+ABOUT = """Speculative decoding: load, run, train and compare drafters at equal budgets.
+
+Example: `drafterzoo generate "Explain rainbows." --show-tree`
+"""
+
+
+def build_app(typed: str | None = None) -> App:
+    """The application. `typed` is the verb about to run: a summary given at registration would hide its docstring."""
+    app = App(
+        name="drafterzoo", help=ABOUT, help_format="markdown", version=_version, suppress_keyboard_interrupt=False
+    )
+    for order, (verb, (address, summary)) in enumerate(VERBS.items()):
+        app.command(address, name=verb, help=None if verb == typed else summary, sort_key=order)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    verb = words[0] if words and not words[0].startswith("-") else None
+    try:
+        if verb is not None and verb not in VERBS:
+            raise UsageError(f"unknown command {verb!r}{suggest(verb, VERBS)}; there is {', '.join(VERBS)}.")
+        status = build_app(verb)(words, exit_on_error=False, print_error=False, result_action="return_value")
+        sys.stdout.flush()
+        return status if isinstance(status, int) else 0
+    except CycloptsError as error:
+        said = " ".join(str(error).split()).rstrip(".")
+        return _complain(f"{said}; see 'drafterzoo {verb + ' ' if verb else ''}--help'.", 2)
+    except DrafterzooError as error:
+        return _complain(str(error), error.exit_status)
+    except KeyboardInterrupt:
+        return _complain("interrupted.", 130)
+    except BrokenPipeError:
+        # whoever read our output has gone (`| head`): nothing is left to say, and the final flush must not say it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EROFS, errno.EDQUOT):
+            raise
+        where = f": {error.filename}" if error.filename else ""
+        return _complain(f"{error.strerror}{where}; free the disk or choose another folder, then run it again.", 1)
+
+
+def _complain(message: str, status: int) -> int:
+    print(f"drafterzoo: {message}", file=sys.stderr)
+    return status
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("drafterzoo")
+    except PackageNotFoundError:
+        return "unknown (not installed)"

@@ -1,0 +1,147 @@
+"""`drafterzoo bench`: drafters against plain decoding on one suite, as tables or as JSON.
+
+Knows how options are typed; nothing of how anything is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from drafterzoo.cli.console import Json, err, out, print_json
+from drafterzoo.errors import UsageError
+
+
+def bench(
+    recipe: Path | None = None,
+    /,
+    *,
+    drafter: Annotated[list[str] | None, Parameter(alias="-d", negative="")] = None,
+    suite: Annotated[str | None, Parameter(alias="-s")] = None,
+    budget: Annotated[list[str] | None, Parameter(alias=["-b", "--nodes"], negative="")] = None,
+    max_new_tokens: Annotated[int | None, Parameter(alias="-n")] = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    seed: int | None = None,
+    limit: int | None = None,
+    verification: Literal["match", "rejection"] | None = None,
+    uncoupled: Annotated[bool, Parameter(negative="")] = False,
+    turns: Literal["first", "all"] | None = None,
+    batch_size: int | None = None,
+    warmup: int | None = None,
+    repeats: int | None = None,
+    exclude: Annotated[list[str] | None, Parameter(negative="")] = None,
+    target: Annotated[str | None, Parameter(alias="-t")] = None,
+    threads: int | None = None,
+    data_dir: Path | None = None,
+    output: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+    json: Json = False,
+) -> None:
+    """Compare drafters with plain decoding on a suite of prompts.
+
+    Example: `drafterzoo bench -d eagle3.1 --suite starter --budget chain:4 --budget 8`
+
+    All cells answer the same prompts in one process, interleaved; plain decoding and `lookup` are always among them. Every
+    text is compared with plain decoding's. Raw counters go to a results directory.
+
+    Parameters
+    ----------
+    recipe
+        A TOML file with these options (`max_new_tokens = 128`); what is typed overrides it.
+    drafter
+        A name, a composition such as `hass+pr(m=3)`, `hub:org/name@revision` or `dir:path`; may be given several times.
+    suite
+        A suite's name (`drafterzoo list suites`) or a JSONL file. Default: starter.
+    budget
+        What a round may spend: `8` or `--nodes 8` (a tree of 8 nodes), `chain:4`, or `nodes=24,depth=6,grow=6,offer=6`; may be
+        given several times. Default: the drafters' own.
+    max_new_tokens
+        Stop each answer after this many tokens at the latest. Default: 128.
+    temperature
+        0 (default) takes the likeliest token; above 0 draws.
+    top_p
+        Draw from the likeliest tokens that together hold this probability. Default: 1.
+    top_k
+        Draw from this many likeliest tokens; 0 (default) for all.
+    seed
+        Seed of sampling, of the order of the cells, and of the intervals. Default: 0.
+    limit
+        Ask only this many prompts, drawn evenly over the categories.
+    verification
+        `match` (default) follows the target's own choice; `rejection` accepts in distribution.
+    uncoupled
+        When sampling, let drafters rank their children without the target's noise.
+    turns
+        `first` (default), or `all`: later turns follow the target's own answers.
+    batch_size
+        Prompts decoded together. Default: 1.
+    warmup
+        Prompts decoded before anything is timed. Default: 1.
+    repeats
+        How often each answer is timed; the median counts. Default: 1.
+    exclude
+        `lookup`, to leave that row out.
+    target
+        The target's name or directory; without it, the one the first drafter was trained for.
+    threads
+        CPU threads; without it, torch's own choice.
+    data_dir
+        Folder of the suites that do not come with drafterzoo (gsm8k.jsonl and the like).
+    output
+        The results directory. Default: a new one under `runs`.
+    """
+    import torch
+
+    from drafterzoo.evaluation.recipes import read_bench_recipe
+    from drafterzoo.evaluation.runner import bench as measure
+
+    typed = {
+        "drafters": drafter, "suite": suite, "budget": budget, "max_new_tokens": max_new_tokens, "temperature": temperature,
+        "top_p": top_p, "top_k": top_k, "seed": seed, "limit": limit, "verification": verification, "turns": turns,
+        "coupled": False if uncoupled else None, "batch_size": batch_size, "warmup": warmup, "repeats": repeats,
+        "exclude": exclude, "target": target, "data_dir": data_dir, "out": output,
+    }  # fmt: skip
+    options = {
+        **(read_bench_recipe(recipe) if recipe else {}),
+        **{key: value for key, value in typed.items() if value is not None},
+    }
+    if threads is not None:
+        if threads < 1:
+            raise UsageError(f"bench: threads is {threads}, expected at least 1; leave it out for torch's own choice.")
+        torch.set_num_threads(threads)
+    result = measure(**options, show_progress=True)
+    if json:
+        print_json(result.summary)
+        return
+    out().print(result.table())
+    for line in remarks(result.summary):
+        out().print(line, markup=False)
+    err().print(f"results: {result.directory}", style="dim", markup=False, soft_wrap=True)
+
+
+def remarks(summary: Mapping[str, Any]) -> list[str]:
+    """What a table cannot say: whether texts were equal, what differed, how much memory it took."""
+    lossless, peak = summary["lossless"], summary["memory"]["peak_resident_bytes"] / 1e6
+    lines = []
+    if not lossless["checked"]:
+        lines.append("texts: not compared, since rejection sampling keeps the distribution, not the text")
+    elif not lossless["different"]:
+        lines.append(f"texts: all {lossless['texts']} equal plain decoding's, token for token")
+    else:
+        lines.append(
+            f"texts: {lossless['different']} of {lossless['texts']} differ from plain decoding's, {lossless['ties']} by a tie"
+        )
+    for place in lossless["differences"][:10]:
+        gap = "gap unknown" if place["gap"] is None else f"gap {place['gap']:.2g}{', a tie' if place['tie'] else ''}"
+        lines.append(
+            f"  {place['cell']}, prompt {place['prompt']}, turn {place['turn'] + 1}, token {place['position']}: "
+            f"{place['token']} instead of {place['plain_token']} ({gap})"
+        )
+    if lossless["different"] > 10:
+        lines.append(f"  and {lossless['different'] - 10} more, in summary.json")
+    lines.append(f"memory: {peak:,.0f} MB resident at most; {summary['wall_seconds']:,.0f} s in all")
+    return lines

@@ -1,0 +1,30 @@
+"""What verbs share: where results and remarks are written, and the `--json` switch.
+
+Knows streams, not verbs. Results go to stdout, everything said on the way to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.console import Console
+
+Json = Annotated[bool, Parameter(name="--json", negative="", help="Print one JSON object instead of text.")]
+
+
+def out() -> Console:
+    """The console for results. Made anew each time, so that it follows a redirected stdout."""
+    return Console(file=sys.stdout, highlight=False)
+
+
+def err() -> Console:
+    """The console for progress and remarks."""
+    return Console(file=sys.stderr, highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """Write one JSON object to stdout. Whatever JSON has no word for, such as a path, is written as text."""
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))

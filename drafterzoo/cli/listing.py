@@ -1,0 +1,82 @@
+"""`drafterzoo list`: what can be named, where it comes from, and which plug-ins are broken and why.
+
+Knows the registries and the catalogue's names; imports no drafter and opens no checkpoint.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from drafterzoo.cli.console import Json, out, print_json
+from drafterzoo.registry import DRAFTERS, FORMATS, SUITES, WRAPPERS, Registry
+
+Kind = Literal["drafters", "wrappers", "formats", "suites", "checkpoints"]
+REGISTRIES: dict[str, Registry] = {"drafters": DRAFTERS, "wrappers": WRAPPERS, "formats": FORMATS, "suites": SUITES}
+
+
+def listing(
+    kind: Kind | None = None, /, *, match: Annotated[str | None, Parameter(alias="-m")] = None, json: Json = False
+) -> None:
+    """List drafters, wrappers, formats, suites and checkpoints.
+
+    Example: `drafterzoo list drafters --match 'eagle*'`
+
+    Parameters
+    ----------
+    kind
+        Only this kind; without it, all of them.
+    match
+        Only names that fit this shell pattern.
+    """
+    kinds = [kind] if kind else [*REGISTRIES, "checkpoints"]
+    found = {
+        name: _checkpoints(match) if name == "checkpoints" else _entries(REGISTRIES[name], match) for name in kinds
+    }
+    broken = {
+        name: reasons
+        for name in kinds
+        if name in REGISTRIES
+        and (
+            reasons := {
+                k: v for k, v in REGISTRIES[name].broken().items() if match is None or fnmatch.fnmatch(k, match)
+            }
+        )
+    }
+    if json:
+        print_json({**found, "broken": broken})
+    else:
+        _print(found, broken)
+
+
+def _entries(registry: Registry, match: str | None) -> dict[str, str]:
+    """Name -> origin; of a suite, what it is."""
+    names = registry.names(match)
+    if registry is SUITES:
+        return {name: SUITES.get(name).description for name in names}
+    return {name: registry.origin(name) for name in names}
+
+
+def _checkpoints(match: str | None) -> dict[str, str]:
+    from drafterzoo import catalogue
+
+    return {name: str(catalogue.checkpoint_folder(name)) for name in catalogue.list_checkpoints(match)}
+
+
+def _print(found: dict[str, dict[str, str]], broken: dict[str, dict[str, str]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    console = out()
+    for kind, entries in found.items():
+        console.print(Text(kind, style="bold"))
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, origin in entries.items():
+            table.add_row(Text(name, style="cyan"), Text(origin))
+        for name, reason in broken.get(kind, {}).items():
+            table.add_row(Text(name, style="red"), Text(f"broken: {reason}"))
+        console.print(table if table.row_count else Text("  none", style="dim"))

@@ -1,0 +1,90 @@
+"""`drafterzoo rollout`: let the target answer prompts, for training on its own words.
+
+Knows how options are typed; nothing of how anything is decoded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from drafterzoo.cli.console import Json, out, print_json
+
+
+def rollout(
+    prompts: str,
+    output: Path,
+    /,
+    *,
+    max_new_tokens: Annotated[int, Parameter(alias="-n")] = 192,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    seed: int = 0,
+    batch_size: int = 32,
+    held_out: float = 0.05,
+    limit: int | None = None,
+    target: Annotated[str | None, Parameter(alias="-t")] = None,
+    threads: int = 0,
+    json: Json = False,
+) -> None:
+    """Let the target answer prompts, for training on its own words.
+
+    Example: `drafterzoo rollout prompts.jsonl rollouts.jsonl --max-new-tokens 192 --batch-size 32`
+
+    Answers are appended as they come; the same command after an interruption answers what is left.
+
+    Parameters
+    ----------
+    prompts
+        A suite's name or a JSONL file whose lines hold `prompt` or `turns`. Keep evaluation prompts out of it.
+    output
+        The JSONL file to append to.
+    max_new_tokens
+        Stop each answer after this many tokens at the latest.
+    temperature
+        0 takes the likeliest token; above 0 draws.
+    top_p
+        Draw from the likeliest tokens that together hold this probability.
+    top_k
+        Draw from this many likeliest tokens; 0 for all.
+    seed
+        Seed of sampling and of the held-out split.
+    batch_size
+        How many prompts are answered at once.
+    held_out
+        Share of the prompts marked `val`, which training never sees.
+    limit
+        Answer only the first so many prompts.
+    target
+        What answers: a name, a directory or a Hub address. Default: the embedded target.
+    threads
+        CPU threads; 0 leaves the default.
+    """
+    import torch
+
+    from drafterzoo.evaluation.suites import load_suite
+    from drafterzoo.target import load_target
+    from drafterzoo.training.generating import make_rollouts
+
+    if threads:
+        torch.set_num_threads(threads)
+    suite = load_suite(prompts, limit=limit)
+    made = make_rollouts(
+        load_target(target) if target else load_target(),
+        [(prompt.category, prompt.turns[0]) for prompt in suite.prompts],
+        output,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        batch_size=batch_size,
+        held_out=held_out,
+    )
+    if json:
+        print_json(made)
+    else:
+        out().print(f"{output}: {made['rows']} answers, {made['new_rows']} of them new, {made['new_tokens']} tokens")

@@ -1,0 +1,72 @@
+"""`drafterzoo train`: run a training recipe, or go on with an interrupted one.
+
+Knows how options are typed; nothing of how anything is trained.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import attrs
+from cyclopts import Parameter
+
+from drafterzoo.cli.console import Json, out, print_json
+from drafterzoo.errors import UsageError
+
+
+def train(
+    recipe: Path,
+    /,
+    *,
+    output: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+    epochs: float | None = None,
+    seed: int | None = None,
+    threads: int | None = None,
+    json: Json = False,
+) -> None:
+    """Train a drafter from a recipe.
+
+    Example: `drafterzoo train recipes/train/eagle3.1-smollm2.toml --out runs/eagle3.1`
+
+    Ctrl-C saves and exits; the same command goes on from there, bit for bit. The folder's `best` is a checkpoint:
+    `drafterzoo bench -d dir:runs/eagle3.1/best`.
+
+    Parameters
+    ----------
+    recipe
+        A TOML file; those that come with drafterzoo lie in recipes/train/, and their bare names are understood.
+    output
+        The run's folder. Default: runs/<the recipe's name>.
+    epochs
+        Train this long instead of what the recipe says.
+    seed
+        Use this seed instead of the recipe's.
+    threads
+        CPU threads; changes speed alone.
+    """
+    from drafterzoo.training.recipe import read_recipe
+    from drafterzoo.training.run import train as run
+
+    made = read_recipe(_find(recipe))
+    changes = {"epochs": epochs, "seed": seed, "threads": threads}
+    if epochs is not None and epochs <= 0:
+        raise UsageError(f"--epochs {epochs:g}: expected a number above zero.")
+    made = attrs.evolve(made, run=attrs.evolve(made.run, **{k: v for k, v in changes.items() if v is not None}))
+    result = run(made, out=output)
+    if json:
+        print_json(result.summary)
+        return
+    summary, best = result.summary, result.summary["best"]
+    state = "finished" if summary["finished"] else "stopped; the same command goes on from here"
+    out().print(f"{result.directory}: {state} at step {summary['step']} of {summary['of']}")
+    if best["step"] >= 0:
+        out().print(f"best tau {best['tau']:.3f} at step {best['step']}: load it with 'dir:{result.directory / 'best'}'")
+
+
+def _find(recipe: Path) -> Path:
+    """A recipe's file: as typed, or by its bare name among those that come with the package."""
+    from drafterzoo.resources import folder
+
+    shipped = folder("recipes") / "train" / f"{recipe.name.removesuffix('.toml')}.toml"
+    return shipped if not recipe.exists() and len(recipe.parts) == 1 and shipped.is_file() else recipe

@@ -1,0 +1,42 @@
+"""Grouped-query attention and rotary positions, as every drafter needs them.
+
+Knows tensors only: no drafter, no cache policy, no target.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def rotary(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [n, 1, R, head_dim] of rotate-half RoPE at `positions` [n, R].
+
+    Computed from the positions at hand, so that no maximum length is built in (eagle.md 5, row 9).
+    """
+    frequencies = theta ** (-torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim)
+    angles = positions[..., None].float() * frequencies
+    angles = torch.cat((angles, angles), dim=-1)[:, None]
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Apply `rotary` to x [n, heads, R, head_dim]."""
+    low, high = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-high, low), dim=-1) * sin
+
+
+def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Softmax attention without repeating keys and values.
+
+    q [n, H, R, d], k and v [n, KV, S, d] with H a multiple of KV, mask [n, R, S] bool (True: may attend; every row must
+    see something). Returns [n, R, H*d]. The H/KV query heads that share a key head are laid along the query axis.
+    """
+    n, heads, rows, width = q.shape
+    kv_heads = k.shape[1]
+    group = heads // kv_heads
+    folded = q.reshape(n, kv_heads, group * rows, width)
+    spread = mask[:, None].repeat(1, 1, group, 1)
+    out = functional.scaled_dot_product_attention(folded, k, v, attn_mask=spread)
+    return out.view(n, heads, rows, width).transpose(1, 2).reshape(n, rows, heads * width)

@@ -1,0 +1,210 @@
+"""What every drafter is: a frozen config, a module bound to a target, the contract of the engine, and a native checkpoint.
+
+Knows the contract, the target's sizes and the native checkpoint; nothing of any particular drafter, of growth, of
+verification, of training objectives or of foreign checkpoint layouts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from drafterzoo import checkpoint
+from drafterzoo.budget import Budget
+from drafterzoo.engine.contract import Committed, Counters, DraftState, Frontier, Offers
+from drafterzoo.errors import CheckpointError, UsageError
+
+if TYPE_CHECKING:
+    from drafterzoo.engine.sampling import Selector
+    from drafterzoo.target.target import Target
+
+
+@attrs.frozen(eq=False)
+class UnrollBatch:
+    """Teacher-forced text for the parallel training forward. One row of the batch may hold several documents.
+
+    tokens    [n, T] int64   x_t
+    features  [n, T, T*H]    the drafter's taps of row t
+    positions [n, T] int64   t, counted from the start of its document
+    documents [n, T] int64   which document a row belongs to; -1 for padding
+    queries   [n, Q] int64   the rows whose outputs are wanted, or None for all: the others are context alone, which saves
+                             most of their cost
+    """
+
+    tokens: Tensor
+    features: Tensor
+    positions: Tensor
+    documents: Tensor
+    queries: Tensor | None = attrs.field(default=None, kw_only=True)
+
+
+class Drafter(nn.Module):
+    """A drafter bound to a target. Subclasses set `name`, `Config`, `capabilities`, and fill in the contract.
+
+    Public attributes: target, spec (as typed), config (attrs-frozen), budget (what it is best used with), training
+    (provenance, a plain dict).
+    """
+
+    name: ClassVar[str]
+    Config: ClassVar[type]
+    capabilities: ClassVar[frozenset[str]] = frozenset()
+    has_weights: ClassVar[bool] = True
+
+    def __init__(self, config: Any, target: Target) -> None:
+        super().__init__()
+        self.config = config
+        self.spec = self.name
+        self.budget = Budget.tree(8)
+        self.training_record: dict[str, Any] = {}
+        self.storage_dtype = torch.float32
+        object.__setattr__(self, "target", target)  # not a submodule: the target is never trained, saved or counted
+
+    target: Target
+
+    # -- what a subclass says of itself -------------------------------------------------------------------------
+
+    @classmethod
+    def default_config(cls, target: Target, **options: Any) -> Any:
+        """The config for this target, with `options` overriding fields. Raises UsageError for an unknown field."""
+        raise NotImplementedError(f"{cls.__name__} must define default_config")
+
+    @classmethod
+    def debug_config(cls, target: Target) -> Any:
+        """The smallest config worth testing on a tiny target; the shared tests build every registered drafter with it."""
+        return cls.default_config(target)
+
+    @classmethod
+    def create(cls, target: Target, **options: Any) -> Self:
+        """A drafter with random weights for this target, in float32 on the target's device."""
+        return cls(cls.default_config(target, **options), target).to(target.device)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Boundaries of the target this drafter reads (eagle.md 0.3)."""
+        return ()
+
+    def check_target(self, target: Target) -> None:
+        """Raise CheckpointError when the config cannot belong to this target."""
+
+    # -- the contract of the engine ----------------------------------------------------------------------------
+
+    def open(self, target: Target, n: int, capacity: int, depth: int, rows: int) -> DraftState:
+        raise NotImplementedError(f"{self.name} must define open")
+
+    def observe(self, state: DraftState, committed: Committed) -> None:
+        raise NotImplementedError(f"{self.name} must define observe")
+
+    def expand(self, state: DraftState, frontier: Frontier, select: Selector) -> Offers:
+        raise NotImplementedError(f"{self.name} must define expand")
+
+    def rows_per_round(self, depth: int, grow: int) -> int:
+        """Rows beyond the root's that one round may forward."""
+        return max(depth - 1, 0) * grow
+
+    # -- the contract of training ------------------------------------------------------------------------------
+
+    @property
+    def vocabulary(self) -> Tensor | None:
+        """Target ids [D] of the draft vocabulary, ascending, or None when it is the target's own."""
+        return None
+
+    def unroll(self, batch: UnrollBatch, passes: int) -> list[Tensor]:
+        """The parallel training forward: per pass j, what `logits` turns into the distribution of x_{t+2+j} at row t.
+
+        Must equal step-by-step drafting along the same text. Returns `passes` tensors [n, T, h], or [n, Q, h] of the
+        batch's queries.
+        """
+        raise NotImplementedError(f"{self.name} has no training forward")
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Draft logits [..., D] of the rows that `unroll` returned."""
+        raise NotImplementedError(f"{self.name} has no output head")
+
+    def head_matrix(self) -> Tensor:
+        """The head's weight [D, h], for losses that never hold all logits at once."""
+        raise NotImplementedError(f"{self.name} has no output head")
+
+    # -- the native checkpoint ---------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint holds: floats in the storage dtype, maps in their own; borrowed tensors are not in it."""
+        state = self.state_dict()
+        return {
+            key: (value.to(self.storage_dtype) if value.is_floating_point() else value).detach().cpu().contiguous()
+            for key, value in state.items()
+        }
+
+    def manifest(self) -> dict[str, Any]:
+        """The contents of config.json, but for the version."""
+        return {
+            "spec": self.spec,
+            "dtype": str(self.storage_dtype).removeprefix("torch."),
+            "target": self.target.fingerprint(),
+            "drafter": {"name": self.name, **attrs.asdict(self.config)},
+            "wrappers": [],
+            "budget": attrs.asdict(self.budget),
+            "training": self.training_record,
+        }
+
+    def save_pretrained(self, directory: str | os.PathLike[str]) -> Path:
+        """Write config.json and model.safetensors, whole or not at all; an older checkpoint survives a failure.
+
+        Raises CheckpointError when the folder cannot be written.
+        """
+        return checkpoint.write(Path(directory), self.manifest(), self.tensors())
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Upload the native checkpoint as one commit; `options` are those of HfApi.upload_folder. Returns the commit's address."""
+        from drafterzoo import hub
+
+        return hub.push(self, repo_id, **options)
+
+    def export(self, directory: str | os.PathLike[str], layout: str = "native") -> Path:
+        """Write the checkpoint in a named layout. Raises UsageError for a layout nobody has registered."""
+        if layout == "native":
+            return self.save_pretrained(directory)
+        from drafterzoo.registry import FORMATS
+
+        FORMATS.get(layout).write(self, Path(directory))
+        return Path(directory)
+
+    @classmethod
+    def from_checkpoint(cls, saved: checkpoint.Native, target: Target) -> Self:
+        """Build the drafter of a checkpoint that has been read. Raises CheckpointError naming file, key and remedy."""
+        section = {k: v for k, v in saved.config["drafter"].items() if k != "name"}
+        drafter = cls(checkpoint.structure(cls.Config, section, saved.config_file), target)
+        drafter.check_target(target)
+        drafter.storage_dtype = saved.dtype
+        checkpoint.fill(drafter, saved)
+        drafter.spec = saved.config["spec"]
+        drafter.training_record = dict(saved.config.get("training", {}))
+        if "budget" in saved.config:
+            drafter.budget = checkpoint.structure(Budget, saved.config["budget"], saved.config_file)
+        return drafter.to(target.device).eval()
+
+
+def with_options(config_class: type, drafter: str, values: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """Build a config from computed `values` overridden by typed `options`. Raises UsageError naming an unknown option."""
+    from drafterzoo.errors import suggest
+
+    fields = [f.name for f in attrs.fields(config_class)]
+    for key in options:
+        if key not in fields:
+            raise UsageError(f"{drafter}: no option {key!r}{suggest(key, fields)}; the options are {', '.join(fields)}.")
+    merged = {**values, **options}
+    return checkpoint.structure(config_class, merged, f"options of {drafter}", UsageError)
+
+
+def counted(state: DraftState, rows: int) -> None:
+    """Note one forward of a drafter's block over `rows` rows a request."""
+    counters: Counters = state.counters
+    counters.count(rows)
+
+
+__all__ = ["CheckpointError", "Drafter", "UnrollBatch", "counted", "with_options"]

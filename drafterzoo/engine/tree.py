@@ -1,0 +1,211 @@
+"""Growth of a draft tree within a budget, and the masks that let one target forward read it.
+
+Knows the contract and the budget; nothing of any drafter, of the target, of how offers are chosen or verified. EAGLE-2
+growth (eagle.md 4.2): level by level, a beam on path scores, all offers stay candidates, one final cut.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from drafterzoo.budget import Budget
+from drafterzoo.engine.contract import DraftState, DraftTree, Frontier, Offers, Proposer
+from drafterzoo.engine.sampling import Selector
+
+NOMINAL_ACCEPTANCE = 0.6  # shapes `allocation` only: any value keeps `rejection` exact
+
+
+def grow(
+    drafter: Proposer, state: DraftState, budget: Budget, tokens: Tensor, positions: Tensor, select: Selector
+) -> DraftTree:
+    """The drafts of one round below the roots: tokens and positions [n]. The tree holds at most `budget.nodes` nodes.
+
+    One `expand` per draft step. Nothing here synchronises; every width is fixed by the budget.
+    """
+    growth = Growth(tokens, positions, 1 + drafter.rows_per_round(budget.depth, budget.grow))
+    levels = allocation(budget)
+    for step in range(budget.depth):
+        frontier = growth.frontier(step, budget.grow)
+        growth.add(drafter.expand(state, frontier, select), levels[step])
+    return growth.cut(budget.nodes)
+
+
+@lru_cache(maxsize=256)
+def allocation(budget: Budget) -> tuple[int, ...]:
+    """Nodes per level, fixed before anything is drawn; they add up to `budget.nodes`.
+
+    For `rejection`: were the final cut to weigh levels against each other by what was drawn, a child's place in the tree
+    would depend on its own token, and the output would be biased. Greedy on the chance, at a nominal acceptance a, that
+    the j-th slot of level l is what one more node buys: a^(l-1) * a (1-a)^(j-1).
+    """
+    a = NOMINAL_ACCEPTANCE
+    levels = [0] * budget.depth
+    for _ in range(budget.nodes):
+        forwarded = [1, *(min(budget.grow, above) for above in levels[:-1])]
+        gain = {
+            level: a ** (level + 1) * (1 - a) ** taken
+            for level, (taken, rows) in enumerate(zip(levels, forwarded, strict=True))
+            if taken < rows * budget.offer
+        }
+        if gain:  # else only a wrapper's extra offers could fill the rest
+            levels[max(gain, key=lambda level: (gain[level], -level))] += 1
+    return tuple(levels)
+
+
+class Growth:
+    """The pool of candidates of one round. Index 0 is the root, index i+1 the pool's node i.
+
+    tokens, parents, depths [n, 1+N] int64; paths [n, 1+N] sums of scores, -inf for no offer; ranks [n, 1+N] what the final
+    cut goes by; sources, rows [n, 1+N]: the row that offered a node, and the row in which it was forwarded itself.
+    """
+
+    def __init__(self, tokens: Tensor, positions: Tensor, rows: int) -> None:
+        n, zeros = len(tokens), torch.zeros_like(tokens)[:, None]
+        self.positions = positions
+        self.tokens, self.parents, self.depths = tokens[:, None], zeros, zeros
+        self.sources, self.rows = zeros, zeros
+        self.paths = self.ranks = torch.zeros(n, 1, device=tokens.device)
+        self._forwarded = 0  # rows so far
+        self._newest = 0  # how many candidates the last step offered
+        self._leveled = False
+        # _seen[:, r]: the rows that row r attends.
+        self._seen = torch.zeros(n, rows, rows, dtype=torch.bool, device=tokens.device)
+        self._q: list[Tensor] = []
+
+    def frontier(self, step: int, width: int) -> Frontier:
+        """The root in step 0; then the `width` best of the newest offers, ties to the one offered first."""
+        first = self._forwarded
+        if step == 0:
+            chosen, self._newest = torch.zeros_like(self.tokens), 1
+        else:
+            offset = self.paths.shape[1] - self._newest
+            alive = self.paths[:, offset:]
+            if self._leveled:  # only a node that is sure to be verified may have children
+                alive = alive.masked_fill(self.ranks[:, offset:] == -math.inf, -math.inf)
+            chosen = alive.sort(dim=1, descending=True, stable=True).indices[:, :width] + offset
+        width = chosen.shape[1]
+        valid = self.ranks.gather(1, chosen) > -math.inf
+        return Frontier(
+            step=step,
+            first_row=first,
+            tokens=torch.where(valid, self.tokens.gather(1, chosen), 0),
+            nodes=chosen - 1,
+            positions=self.positions[:, None] + self.depths.gather(1, chosen),
+            sources=self.sources.gather(1, chosen),
+            visible=self._visible(chosen, first, width),
+            valid=valid,
+        )
+
+    def _visible(self, chosen: Tensor, first: int, width: int) -> Tensor:
+        """[n, W, first+W]: the ancestors' rows and the row itself. Notes both for the rows' descendants.
+
+        A node offered by an extra row of a wrapper hangs under that row's node, and sees the node's own row.
+        """
+        n = len(chosen)
+        own = torch.arange(first, first + width, device=chosen.device).expand(n, width)
+        self.rows = self.rows.scatter(1, chosen, own)
+        above = self.rows.gather(1, self.parents.gather(1, chosen))
+        seen = self._seen.gather(1, above[..., None].expand(-1, -1, self._seen.shape[2]))[..., :first]
+        itself = torch.eye(width, dtype=torch.bool, device=chosen.device).expand(n, width, width)
+        visible = torch.cat((seen, itself), dim=2)
+        self._seen[:, first : first + width, : first + width] = visible
+        return visible
+
+    def add(self, offers: Offers, slots: int) -> None:
+        """Take a step's offers in. slots: nodes of this level that `rejection` may verify (see `allocation`).
+
+        Every offer becomes a candidate of its own. Offers of one token under one parent are merged here, if a wrapper
+        makes any (methods.md 1.4).
+        """
+        n, rows, k = offers.tokens.shape
+        parents = (offers.nodes + 1)[..., None].expand(n, rows, k).flatten(1)
+        sources = torch.arange(self._forwarded, self._forwarded + rows, device=parents.device)
+        above = self.paths.gather(1, parents)
+        paths = _no_nan(above + offers.scores.flatten(1).clamp(max=0.0))  # never above the parent: ancestors rank first
+        ranks = paths
+        if offers.keep is not None:
+            self._leveled = True
+            ranks = _only_best(_no_nan(above + offers.keep.flatten(1)), slots)
+        if offers.q is not None:
+            self._q.append(offers.q)
+        self.tokens = torch.cat((self.tokens, offers.tokens.flatten(1)), dim=1)
+        self.parents = torch.cat((self.parents, parents), dim=1)
+        self.depths = torch.cat((self.depths, self.depths.gather(1, parents) + 1), dim=1)
+        self.sources = torch.cat((self.sources, sources[:, None].expand(n, rows, k).flatten(1)), dim=1)
+        self.rows = torch.cat((self.rows, torch.zeros_like(parents)), dim=1)
+        self.paths = torch.cat((self.paths, paths), dim=1)
+        self.ranks = torch.cat((self.ranks, ranks), dim=1)
+        self._forwarded += rows
+        self._newest = rows * k
+
+    def cut(self, nodes: int) -> DraftTree:
+        """The best `nodes` candidates, ancestors first, ties to the smaller index; padding stands last."""
+        ranks = self.ranks[:, 1:]
+        total = ranks.shape[1]
+        best = ranks.sort(dim=1, descending=True, stable=True).indices[:, :nodes]
+        kept = torch.where(ranks.gather(1, best) > -math.inf, best + 1, total + 1).sort(dim=1).values
+        valid = kept <= total
+        numbers = torch.arange(1, kept.shape[1] + 1, device=kept.device).expand_as(kept)
+        renumbered = kept.new_zeros(len(kept), 2 + total).scatter_(1, kept, numbers)  # padding meets in the last column
+        kept = kept.clamp(max=total)
+        parents = renumbered.gather(1, self.parents.gather(1, kept))
+        return DraftTree(
+            tokens=torch.where(valid, self.tokens.gather(1, kept), 0),
+            parents=torch.where(valid, parents, 0),
+            depths=torch.where(valid, self.depths.gather(1, kept), 1),
+            scores=self.paths.gather(1, kept).masked_fill(~valid, -math.inf),
+            valid=valid,
+            q=self._distributions(kept, parents, valid) if self._q else None,
+        )
+
+    def _distributions(self, kept: Tensor, parents: Tensor, valid: Tensor) -> Tensor:
+        """[n, 1+B, V]: what the children of each index were sampled from; zeros where there are none."""
+        rows = torch.cat([*self._q, torch.zeros_like(self._q[0][:, :1])], dim=1)
+        has_child = torch.zeros(len(kept), 1 + kept.shape[1], dtype=torch.int64, device=kept.device)
+        has_child.scatter_add_(1, parents, valid.long())
+        own = torch.cat((self.rows[:, :1], self.rows.gather(1, kept)), dim=1)
+        own = torch.where(has_child > 0, own, rows.shape[1] - 1)
+        return rows[torch.arange(len(kept), device=kept.device)[:, None], own]
+
+
+def _no_nan(x: Tensor) -> Tensor:
+    """NaN is no offer: a drafter gone wrong must not reach the sort."""
+    return x.masked_fill(~(x > -math.inf), -math.inf)
+
+
+def _only_best(ranks: Tensor, slots: int) -> Tensor:
+    """ranks [n, C] with all but the best `slots` of each request at -inf, ties to the smaller index."""
+    best = ranks.sort(dim=1, descending=True, stable=True).indices[:, :slots]
+    return torch.full_like(ranks, -math.inf).scatter(1, best, ranks.gather(1, best))
+
+
+def ancestors(tree: DraftTree, depth: int) -> Tensor:
+    """[n, 1+B, 1+B] bool: the rows of (root, nodes) that each row attends, its ancestors and itself. `depth` bounds the tree's."""
+    n, width = tree.tokens.shape
+    itself = torch.eye(1 + width, dtype=torch.bool, device=tree.tokens.device).expand(n, -1, -1)
+    if not width:
+        return itself
+    parents = torch.cat((torch.zeros_like(tree.parents[:, :1]), tree.parents), dim=1)
+    reached = itself.scatter(2, parents[..., None], True)
+    for _ in range(max(depth - 1, 0).bit_length()):  # each pass doubles the number of generations reached
+        reached = reached.float().bmm(reached.float()) > 0
+    return reached
+
+
+def narrowed(tree: DraftTree, width: int) -> DraftTree:
+    """The tree cut to its first `width` nodes; padding stands last, so nothing is lost where at most `width` are valid."""
+    if width >= tree.width:
+        return tree
+    q = None if tree.q is None else tree.q[:, : 1 + width]
+    cut = (t[:, :width] for t in (tree.tokens, tree.parents, tree.depths, tree.scores, tree.valid))
+    return DraftTree(*cut, q=q)
+
+
+def bare_tree(n: int, device: torch.device) -> DraftTree:
+    """A tree without nodes: plain decoding."""
+    none = torch.zeros(n, 0, dtype=torch.int64, device=device)
+    return DraftTree(none, none, none, none.float(), none.bool())

@@ -1,0 +1,240 @@
+"""The conditions of a run: everything that can change a number, and the rule that unlike rows are never tabled together.
+
+Knows targets, suites and drafters by their public attributes; nothing of decoding, records or tables. Everything but
+the rows' own attributes (drafters, their budgets) and the date goes into `conditions_key`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+import torch
+
+from drafterzoo.engine.sampling import Sampling, process
+from drafterzoo.errors import UsageError
+
+if TYPE_CHECKING:
+    from drafterzoo.drafters.base import Drafter
+    from drafterzoo.evaluation.suites import Suite
+    from drafterzoo.target.target import Target
+
+# A row's own attributes, not the table's: the drafter and what it may spend. The date changes nothing.
+OF_A_ROW = ("drafters", "budgets", "date")
+ENTROPY_ROWS = 64  # positions looked at: enough to see a choice, little enough memory for any vocabulary
+
+
+@attrs.frozen
+class Settings:
+    """How every cell is decoded, as resolved: no field is ever a default somebody else might fill in differently.
+
+    turns is "first" or "all"; thinking is passed to the chat template, None leaves its default.
+    Raises UsageError for values that cannot be meant.
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    verification: Literal["match", "rejection"] = "match"
+    coupled: bool = True
+    turns: str = "first"
+    thinking: bool | None = None
+    batch_size: int = 1
+    warmup: int = 1
+    repeats: int = 1
+
+    def __attrs_post_init__(self) -> None:
+        # two new tokens at least: prefill gives the first, and there must be a round to measure
+        for name, least in (("max_new_tokens", 2), ("batch_size", 1), ("warmup", 0), ("repeats", 1)):
+            if getattr(self, name) < least:
+                raise UsageError(f"bench: {name} is {getattr(self, name)}, expected at least {least}.")
+        if self.turns not in ("first", "all"):
+            raise UsageError(f"bench: turns is {self.turns!r}, expected 'first' or 'all'.")
+        self.sampling  # noqa: B018  refuses what cannot be meant
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.temperature, self.top_p, self.top_k, self.seed, self.verification, self.coupled)
+
+    @property
+    def same_text(self) -> bool:
+        """True when every cell must give plain decoding's text, token for token."""
+        return not self.sampling.rejects
+
+
+def gather(
+    target: Target,
+    suite: Suite,
+    limit: int | None,
+    settings: Settings,
+    drafters: Mapping[str, Drafter],
+    budgets: Sequence[str],
+) -> dict[str, Any]:
+    """The contents of conditions.json. drafters: by the name of their rows."""
+    fixed = attrs.asdict(settings)
+    sampling = {name: fixed.pop(name) for name in ("temperature", "top_p", "top_k", "seed", "verification", "coupled")}
+    prompting = {name: fixed.pop(name) for name in ("turns", "thinking")}
+    return {
+        "target": {**target.fingerprint(), "dtype": _plain(target.dtype), "packed": target.packed},
+        "suite": {"name": suite.name, "sha256": suite.sha256, "limit": limit, "prompts": len(suite.prompts)},
+        "prompting": {**prompting, "template_sha256": _template(target)},
+        "sampling": sampling,
+        "run": fixed,
+        "machine": machine(target.device),
+        "code": code(),
+        "drafters": {name: _drafter(drafter) for name, drafter in drafters.items()},
+        "budgets": list(budgets),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+@torch.no_grad()
+def entropy_seen(target: Target, ids: Sequence[int], sampling: Sampling) -> float:
+    """Mean entropy (nats) of the processed distribution over the last positions of a prompt: is anything drawn at all?
+
+    Raises UsageError when it is zero above temperature 0: a filter leaves one token everywhere, and the run would be greedy
+    under another name.
+    """
+    hidden = target.read(torch.tensor([list(ids)], device=target.device)).hidden
+    assert hidden is not None, "a target's teacher forward gives hidden states"
+    probabilities = process(target.head(hidden[:, -ENTROPY_ROWS:]), sampling).exp()
+    entropy = float(torch.special.entr(probabilities).sum(-1).mean())
+    if not sampling.greedy and entropy == 0:
+        raise UsageError(
+            f"bench: at temperature={sampling.temperature:g} with top_k={sampling.top_k} and top_p={sampling.top_p:g} one token is "
+            f"left everywhere, so nothing is drawn; use temperature=0, or raise top_k or top_p."
+        )
+    return entropy
+
+
+def conditions_key(conditions: Mapping[str, Any]) -> str:
+    """A hash over everything but the drafters, their budgets and the date: equal keys may share a table."""
+    rest = {name: value for name, value in conditions.items() if name not in OF_A_ROW}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def check_comparable(runs: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise UsageError, naming every field that differs, unless all runs (name -> conditions) may share a table."""
+    (first, reference), *others = runs.items()
+    flat = dict(_flatten(reference))
+    for name, conditions in others:
+        if conditions_key(conditions) == conditions_key(reference):
+            continue
+        other = dict(_flatten(conditions))
+        keys = [key for key in {**flat, **other} if flat.get(key, "absent") != other.get(key, "absent")]
+        fields = ", ".join(f"{key} ({flat.get(key, 'absent')!r} against {other.get(key, 'absent')!r})" for key in keys)
+        raise UsageError(
+            f"{first} and {name} cannot stand in one table, since they differ in {fields}; run them alike, or table them apart."
+        )
+
+
+def _flatten(conditions: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in conditions.items():
+        if not prefix and key in OF_A_ROW:
+            continue
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """Device, CPU model, threads."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return {
+        "device": device.type,
+        "device_name": name,
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def code() -> dict[str, Any]:
+    """Versions, and the commit of the checkout that is running (None when installed from a package)."""
+    return {
+        "drafterzoo": _version("drafterzoo"),
+        "commit": _commit(Path(__file__).parents[1]),
+        "torch": torch.__version__,
+        "transformers": _version("transformers"),
+        "python": platform.python_version(),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _commit(package: Path) -> str | None:
+    """The checkout's commit, with `-dirty` when the package differs from it; None where git does not track the package."""
+
+    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["git", "-C", str(package), *arguments], capture_output=True, text=True, timeout=20, check=False
+        )
+
+    try:
+        # An environment inside somebody else's repository must not lend us that repository's commit.
+        if git("ls-files", "--error-unmatch", "errors.py").returncode:
+            return None
+        commit = git("rev-parse", "HEAD")
+        dirty = "-dirty" if git("status", "--porcelain", "--", ".").stdout.strip() else ""
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return commit.stdout.strip() + dirty if commit.returncode == 0 else None
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass  # not Linux: platform knows what there is to know
+    return platform.processor() or platform.machine()
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _template(target: Target) -> str | None:
+    template = getattr(target.tokenizer, "chat_template", None)
+    return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16] if template else None
+
+
+def _drafter(drafter: Drafter) -> dict[str, Any]:
+    manifest = drafter.manifest()
+    return {
+        "spec": manifest["spec"],
+        "config": {"drafter": manifest["drafter"], "wrappers": manifest["wrappers"]},
+        "dtype": manifest["dtype"],
+        "weights_sha256": weights_sha256(drafter),
+        "target": manifest["target"],
+    }
+
+
+def weights_sha256(drafter: Drafter) -> str | None:
+    """A hash of what the drafter's checkpoint holds: names, types, shapes and bytes. None when it has no weights."""
+    tensors = drafter.tensors()
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest() if tensors else None

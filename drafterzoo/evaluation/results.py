@@ -1,0 +1,255 @@
+"""The results directory of a benchmark: raw counters, written as they come and read back with clear errors.
+
+    conditions.json   everything that can change a number
+    rounds.jsonl      one line per (cell, prompt, turn, repeat): what each round did, how long it took, the tokens
+    summary.json      what was computed from the lines; can be computed again at any time
+
+Knows nothing of models, drafters or of what the numbers mean. A line is complete once its newline is on disk, so an
+interrupted run loses at most the prompt it was at.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any, Self
+
+import attrs
+
+from drafterzoo.errors import DataError, UsageError
+
+FORMAT_VERSION = 1
+CONDITIONS, ROUNDS, SUMMARY = "conditions.json", "rounds.jsonl", "summary.json"
+
+
+def _whole(values: Any) -> tuple[int, ...]:
+    return tuple(int(value) for value in values)
+
+
+def _seconds(values: Any) -> tuple[float, ...]:
+    return tuple(round(float(value), 7) for value in values)
+
+
+@attrs.frozen
+class Record:
+    """One cell's answer to one turn of one prompt. Lists have one entry per round; a round is one target call.
+
+    cell, drafter, budget: the row of the table; budget is empty for plain decoding.
+    prompt, category, turn (0 first), repeat (0 first), group (which prompts were decoded together; -1: alone).
+    prompt_tokens: length of the prompt. tokens: the answer; its first token comes from prefill, the rest from the rounds.
+    committed: tokens the round committed, the target's own included, cut at EOS. accepted: the draft nodes among them.
+    emitted: committed, cut at the length limit too, so that len(tokens) == 1 + sum(emitted).
+    nodes: draft nodes verified, root excluded.
+    forwards, rows: forwards of the drafter's block, and rows in them. draft_s, verify_s, rest_s: seconds of the round.
+    prefill_s, decode_s: this prompt's share of the seconds before and in the rounds (all of them when decoded alone).
+    """
+
+    cell: str
+    drafter: str
+    budget: str
+    prompt: str
+    category: str
+    turn: int
+    repeat: int
+    group: int
+    prompt_tokens: int
+    tokens: tuple[int, ...] = attrs.field(converter=_whole)
+    committed: tuple[int, ...] = attrs.field(converter=_whole)
+    emitted: tuple[int, ...] = attrs.field(converter=_whole)
+    accepted: tuple[int, ...] = attrs.field(converter=_whole)
+    nodes: tuple[int, ...] = attrs.field(converter=_whole)
+    forwards: tuple[int, ...] = attrs.field(converter=_whole)
+    rows: tuple[int, ...] = attrs.field(converter=_whole)
+    draft_s: tuple[float, ...] = attrs.field(converter=_seconds)
+    verify_s: tuple[float, ...] = attrs.field(converter=_seconds)
+    rest_s: tuple[float, ...] = attrs.field(converter=_seconds)
+    prefill_s: float
+    decode_s: float
+
+    def __attrs_post_init__(self) -> None:
+        rounds = len(self.committed)
+        for name in ("emitted", "accepted", "nodes", "forwards", "rows", "draft_s", "verify_s", "rest_s"):
+            if len(getattr(self, name)) != rounds:
+                raise ValueError(f"{name} has {len(getattr(self, name))} entries, committed has {rounds}")
+        if any(a > c for a, c in zip(self.accepted, self.committed, strict=True)):
+            raise ValueError("a round has more accepted than committed tokens")
+        if len(self.tokens) != 1 + sum(self.emitted):
+            raise ValueError(f"there are {len(self.tokens)} tokens, expected 1 and the {sum(self.emitted)} that rounds emitted")
+
+    @property
+    def rounds(self) -> int:
+        """Target calls after prefill."""
+        return len(self.committed)
+
+    @property
+    def decoded(self) -> int:
+        """Tokens of the answer that rounds gave: all but the first, which prefill gave."""
+        return sum(self.emitted)
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What must be equal for two cells' answers to be compared: prompt, turn, repeat."""
+        return self.prompt, self.turn, self.repeat
+
+
+_FIELDS = tuple(field.name for field in attrs.fields(Record))
+
+
+@attrs.frozen
+class Results:
+    """A results directory read back. summary is None when the run was interrupted."""
+
+    directory: Path
+    conditions: dict[str, Any]
+    records: list[Record]
+    summary: dict[str, Any] | None
+
+
+def default_directory(suite: str, root: Path = Path("runs")) -> Path:
+    """`runs/bench-<date>-<suite>-<short id>`, not there yet."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", suite).strip("-.") or "suite"
+    return root / f"bench-{datetime.now():%Y-%m-%d}-{name}-{secrets.token_hex(3)}"
+
+
+class ResultsWriter:
+    """Writes a results directory. A context manager; closing it without `finish` leaves a readable, unfinished run."""
+
+    def __init__(self, directory: str | os.PathLike[str], conditions: Mapping[str, Any]) -> None:
+        """Create the folder and write the conditions.
+
+        Raises UsageError when the folder already holds results or cannot be written.
+        """
+        self.directory = Path(directory)
+        if (self.directory / ROUNDS).exists():
+            raise UsageError(f"{self.directory} already holds results; name another folder, or move that one away.")
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            write_json(self.directory / CONDITIONS, {"format_version": FORMAT_VERSION, **conditions})
+            self._file: IO[str] = open(self.directory / ROUNDS, "x", encoding="utf-8")  # noqa: SIM115  closed by close()
+        except OSError as error:
+            raise _unwritable(self.directory, error) from error
+
+    def append(self, record: Record) -> None:
+        """Add one line and hand it to the operating system. Raises UsageError when it cannot be written (a full disk)."""
+        line = json.dumps(attrs.asdict(record), ensure_ascii=False, separators=(",", ":"))
+        try:
+            self._file.write(line + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise _unwritable(self.directory, error) from error
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Write the summary, whole or not at all."""
+        try:
+            write_json(self.directory / SUMMARY, {"format_version": FORMAT_VERSION, **summary})
+        except OSError as error:
+            raise _unwritable(self.directory, error) from error
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _unwritable(directory: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"results cannot be written to {directory}: {error.strerror}; free some space or name another folder with --out."
+    )
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write JSON beside `path`, then move it into place, so that a reader sees the old file or the whole new one."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            json.dump(value, file, indent=2, ensure_ascii=False, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)  # mkstemp makes private files; results are meant to be shared
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read(directory: str | os.PathLike[str]) -> Results:
+    """Read a results directory, finished or interrupted.
+
+    A last line without its newline was being written when the run stopped: it is left out, with a warning that names
+    it. Raises UsageError when the folder holds no results, DataError naming file and line for anything else broken.
+    """
+    folder = Path(directory)
+    if not (folder / CONDITIONS).is_file():
+        raise UsageError(
+            f"{folder} holds no benchmark results ({CONDITIONS} is missing); give a folder that `bench` wrote."
+        )
+    summary = folder / SUMMARY
+    return Results(
+        directory=folder,
+        conditions=_read_object(folder / CONDITIONS),
+        records=list(_read_records(folder / ROUNDS)),
+        summary=_read_object(summary) if summary.is_file() else None,
+    )
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{path}:{error.lineno}: not JSON ({error.msg}); restore the file or run the benchmark again."
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read ({error}); restore the file or run the benchmark again.") from error
+    version = value.pop("format_version", None) if isinstance(value, dict) else None
+    if version != FORMAT_VERSION:
+        raise DataError(
+            f"{path}: format_version is {version!r}, expected {FORMAT_VERSION}; read it with the drafterzoo that wrote it."
+        )
+    return value
+
+
+def _read_records(path: Path) -> Iterator[Record]:
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}); the results are incomplete.") from error
+    torn = lines.pop()  # what follows the last newline: nothing, unless the run was stopped while writing
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            yield _record(line, f"{path}:{number}")
+    if torn:
+        warnings.warn(f"{path}:{len(lines) + 1}: the last line is half-written and was left out", stacklevel=3)
+
+
+def _record(line: bytes, where: str) -> Record:
+    try:
+        row = json.loads(line)
+        if not isinstance(row, dict):
+            raise DataError(f"{where}: expected an object with cell, prompt and rounds, found {type(row).__name__}.")
+        missing = [name for name in _FIELDS if name not in row]
+        if missing:
+            raise DataError(
+                f"{where}: {', '.join(missing)} missing; the line was not written by this version of drafterzoo."
+            )
+        return Record(**{name: row[name] for name in _FIELDS})
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{where}: not JSON at column {error.colno} ({error.msg}); delete the line or run the benchmark again."
+        ) from error
+    except (TypeError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{where}: {error}; delete the line or run the benchmark again.") from error

@@ -1,0 +1,429 @@
+"""Runs every (drafter, budget) cell on the same prompts in one process, interleaved, and checks that all texts are equal.
+
+Knows generation, suites and results; nothing of any particular drafter, of how a tree is grown or how a table looks. Within
+a group of prompts the cells follow each other in a seeded random order, so that a machine that slows down slows all alike.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+import numpy as np
+import torch
+
+from drafterzoo.budget import Budget
+from drafterzoo.drafters.base import Drafter
+from drafterzoo.engine import decode as engine
+from drafterzoo.engine.sampling import Sampler, Sampling, filtered
+from drafterzoo.errors import UsageError
+from drafterzoo.evaluation.conditions import Settings, entropy_seen, gather
+from drafterzoo.evaluation.results import Record, ResultsWriter, default_directory
+from drafterzoo.evaluation.suites import Prompt, Suite, load_suite
+from drafterzoo.evaluation.summary import PLAIN, Difference, differences, summarise
+from drafterzoo.evaluation.tables import markdown, rich_tables
+from drafterzoo.progress import progress
+from drafterzoo.target.target import Target
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+WARM_UP_TOKENS = 24
+BASELINES = (PLAIN, "lookup")
+
+
+@attrs.frozen(eq=False)
+class Cell:
+    """One row to be: a drafter at a budget. Plain decoding has neither."""
+
+    name: str
+    label: str
+    drafter: Drafter | None
+    budget: Budget | None
+
+
+# (cell, prompts as token ids, their numbers in the suite, settings) -> per prompt what a Record holds beside its identity
+Decode = Callable[[Cell, Sequence[Sequence[int]], Sequence[int], Settings], list[dict[str, Any]]]
+
+
+@attrs.frozen(eq=False)
+class BenchResult:
+    """What a benchmark found. summary is a plain dict, directory holds the raw counters."""
+
+    summary: dict[str, Any]
+    directory: Path
+
+    def table(self) -> Group:
+        """The tables as a rich renderable: `rich.print(result.table())`."""
+        return rich_tables(self.summary)
+
+    def markdown(self) -> str:
+        """The same tables in Markdown."""
+        return markdown(self.summary)
+
+
+def bench(
+    drafters: str | Drafter | Sequence[str | Drafter] = (),
+    suite: str | Path | Suite = "starter",
+    *,
+    budget: str | int | Budget | Sequence[str | int | Budget] | None = None,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    seed: int = 0,
+    verification: Literal["match", "rejection"] = "match",
+    coupled: bool = True,
+    turns: Literal["first", "all"] = "first",
+    thinking: bool | None = None,
+    batch_size: int = 1,
+    warmup: int = 1,
+    repeats: int = 1,
+    limit: int | None = None,
+    exclude: Sequence[str] = (),
+    target: Target | str | None = None,
+    out: str | os.PathLike[str] | None = None,
+    data_dir: str | Path | None = None,
+    show_progress: bool = False,
+) -> BenchResult:
+    """Compare drafters with plain decoding, all at the same budgets, on the same prompts, in one process.
+
+    drafters: specs, addresses or loaded drafters. Plain decoding ("none") and "lookup" are always rows; exclude=("lookup",)
+    leaves the latter out. suite: a suite's name, a JSONL file, or a Suite. budget: one or several ("chain:4", 24, Budget);
+    without it, the drafters' own. Every drafter runs at every budget.
+    turns: "first" asks each prompt's first turn; "all" goes on with the target's own answers between.
+    batch_size: prompts decoded together. warmup: prompts decoded by every cell first, not counted. repeats: how often every
+    answer is timed; its median counts. out: the results directory, by default a new one under `runs`.
+
+    Under `match`, and at temperature 0, every text is compared with plain decoding's; the summary lists every difference
+    with the target's logit gap. Interrupted, it keeps what it has (a summary marked incomplete) and raises KeyboardInterrupt.
+    Raises UsageError, DataError or CheckpointError before anything is decoded.
+    """
+    settings = Settings(
+        max_new_tokens,
+        temperature,
+        top_p,
+        top_k,
+        seed,
+        verification,
+        coupled,
+        turns,
+        thinking,
+        batch_size,
+        warmup,
+        repeats,
+    )
+    questions = _suite(suite, limit, data_dir, seed)
+    loaded = _load(drafters, target, exclude)
+    bound = _bound_target(loaded, target)
+    cells = make_cells(loaded, _budgets(budget, loaded))
+    names = list(dict.fromkeys(str(cell.budget) for cell in cells if cell.budget))
+    run = Run(bound, questions, cells, settings, partial(decode, bound))
+    run.check()
+    conditions = gather(bound, questions, limit, settings, loaded, names)
+    with ResultsWriter(out or default_directory(questions.name), conditions) as writer:
+        summary = run.measure(writer, conditions, show_progress)
+    return BenchResult(summary, writer.directory)
+
+
+def _suite(suite: str | Path | Suite, limit: int | None, data_dir: str | Path | None, seed: int) -> Suite:
+    if not isinstance(suite, Suite):
+        return load_suite(suite, limit=limit, data_dir=data_dir)
+    if limit is not None:
+        raise UsageError("bench: limit is for suites given by name or file; give load_suite(..., limit=...) instead.")
+    return suite
+
+
+def _load(
+    given: str | Drafter | Sequence[str | Drafter], target: Target | str | None, exclude: Sequence[str]
+) -> dict[str, Drafter]:
+    """Drafters by the name of their rows, `lookup` first. All are bound to one target: the first one's, if none is given."""
+    from drafterzoo.catalogue import load
+
+    for name in exclude:
+        if name != "lookup":
+            raise UsageError(
+                f"bench: {name!r} cannot be excluded, only 'lookup' can; plain decoding is what all is measured by."
+            )
+    wanted = [given] if isinstance(given, str | Drafter) else list(given)
+    wanted = [drafter for drafter in wanted if drafter != PLAIN]
+    if target is None:
+        target = next((drafter.target for drafter in wanted if not isinstance(drafter, str)), None)
+    loaded: dict[str, Drafter] = {}
+    for drafter in wanted:
+        name = drafter if isinstance(drafter, str) else drafter.spec
+        if name in loaded:
+            raise UsageError(
+                f"bench: two drafters are called {name!r}; give each once, or load them from different addresses."
+            )
+        loaded[name] = load(drafter, target) if isinstance(drafter, str) else drafter
+        target = target if target is not None and not isinstance(target, str) else loaded[name].target
+    if "lookup" in exclude or "lookup" in loaded:
+        return loaded
+    return {"lookup": load("lookup", target), **loaded}
+
+
+def _bound_target(drafters: Mapping[str, Drafter], target: Target | str | None) -> Target:
+    """The one target of all. Raises UsageError when a loaded drafter is bound to another."""
+    from drafterzoo.target import load_target
+
+    if not drafters:
+        return target if isinstance(target, Target) else load_target(*([target] if target else []))
+    bound = target if target is not None and not isinstance(target, str) else next(iter(drafters.values())).target
+    for name, drafter in drafters.items():
+        if drafter.target is not bound:
+            raise UsageError(
+                f"bench: {name!r} is bound to a target of its own ({drafter.target.name}); load all with one target=."
+            )
+    return bound
+
+
+def _budgets(given: Any, drafters: Mapping[str, Drafter]) -> list[Budget]:
+    """The budgets every drafter runs at, without doubles."""
+    if given is None:
+        own = [drafter.budget for name, drafter in drafters.items() if name not in BASELINES]
+        return list(dict.fromkeys(own or [drafter.budget for drafter in drafters.values()]))
+    several = [given] if isinstance(given, str | int | Budget) else list(given)
+    if not several:
+        raise UsageError("bench: no budget was given; for example budget=['chain:4', 24], or leave it out.")
+    return list(dict.fromkeys(b if isinstance(b, Budget) else Budget.parse(str(b)) for b in several))
+
+
+def make_cells(drafters: Mapping[str, Drafter], budgets: Sequence[Budget]) -> list[Cell]:
+    """Plain decoding, then every drafter at every budget."""
+    rows = [Cell(f"{name}@{budget}", name, drafter, budget) for name, drafter in drafters.items() for budget in budgets]
+    return [Cell(PLAIN, PLAIN, None, None), *rows]
+
+
+def decode(
+    target: Target, cell: Cell, prompts: Sequence[Sequence[int]], numbers: Sequence[int], settings: Settings
+) -> list[dict[str, Any]]:
+    """Answer some prompts together: per prompt, what a Record holds beside its identity.
+
+    A prompt's number keys its noise, so batches of any size draw the same. Seconds are the wall clock's, shared equally.
+    """
+    asked = engine.Settings(cell.budget, settings.sampling, settings.max_new_tokens, target.eos_token_ids)
+    started = time.perf_counter()
+    batch = engine.Batch(cell.drafter, target, prompts, asked, numbers)
+    emissions = batch.prefill()
+    filled = time.perf_counter()
+    while batch.alive:
+        emissions += batch.round()
+    done = time.perf_counter()
+    tokens: list[list[int]] = [[] for _ in prompts]
+    rounds: list[list[engine.Round]] = [[] for _ in prompts]
+    for emission in emissions:
+        tokens[emission.request] += emission.tokens
+        if emission.round is not None:
+            rounds[emission.request].append(emission.round)
+    share = {"prefill_s": (filled - started) / len(prompts), "decode_s": (done - filled) / len(prompts)}
+    return [{"tokens": t, **_columns(r), **share} for t, r in zip(tokens, rounds, strict=True)]
+
+
+def _columns(rounds: Sequence[engine.Round]) -> dict[str, list[Any]]:
+    """Rounds as the lists of a Record."""
+    names = ("committed", "emitted", "accepted", "forwards", "rows", "draft_s", "verify_s", "rest_s")
+    columns = {name: [getattr(r, name) for r in rounds] for name in names}
+    return {**columns, "nodes": [r.drafted for r in rounds]}
+
+
+@attrs.define(eq=False)
+class Run:
+    """The measurement itself, from encoded prompts to the summary. `decode` is handed in, so that tests can lie."""
+
+    target: Target
+    suite: Suite
+    cells: Sequence[Cell]
+    settings: Settings
+    decode: Decode
+    # token ids of every prompt that was asked, by (prompt, turn): for explaining differences
+    asked: dict[tuple[str, int], list[int]] = attrs.field(factory=dict, init=False)
+    found: list[Difference] = attrs.field(factory=list, init=False)
+    entropy: float | None = attrs.field(default=None, init=False)
+
+    def check(self) -> None:
+        """Raise UsageError, before anything is decoded, when a prompt cannot fit the target or sampling draws nothing."""
+        new = self.settings.max_new_tokens
+        for prompt in self.suite.prompts:
+            turns = prompt.turns if self.settings.turns == "all" else prompt.turns[:1]
+            talk = [{"role": "user", "content": turns[0]}]
+            for turn in turns[1:]:
+                talk += [{"role": "assistant", "content": ""}, {"role": "user", "content": turn}]
+            length = len(self.target.encode_chat(talk, thinking=self.settings.thinking))
+            if length + new * len(turns) > self.target.max_positions:
+                raise UsageError(
+                    f"bench: prompt {prompt.id!r} of {self.suite.name} has {length} tokens, and {new} new ones for each of "
+                    f"{len(turns)} turn(s) do not fit the {self.target.max_positions} positions of {self.target.name}; "
+                    f"lower max_new_tokens, or leave that prompt out."
+                )
+        if self.settings.temperature:
+            ids = self._encode(self.suite.prompts[0], [])
+            self.entropy = entropy_seen(self.target, ids, self.settings.sampling)
+
+    def measure(
+        self, writer: ResultsWriter, conditions: Mapping[str, Any], show_progress: bool = False
+    ) -> dict[str, Any]:
+        """Warm up, decode everything, write records and summary."""
+        records: list[Record] = []
+        started = time.perf_counter()
+        self.warm_up()
+        try:
+            for group in self.groups(show_progress):
+                records += group
+                for record in group:
+                    writer.append(record)
+                if self.settings.same_text:
+                    self.found += self.explained(group)
+        except KeyboardInterrupt:
+            if records:
+                writer.finish(self.summary(records, conditions, started, complete=False))
+            raise
+        summary = self.summary(records, conditions, started, complete=True)
+        writer.finish(summary)
+        return summary
+
+    def explained(self, records: Sequence[Record]) -> list[Difference]:
+        """The differences within some records, each with its gap."""
+        answers = {(r.cell, *r.key): r.tokens for r in records}
+        return [self.explain(d, answers[d.cell, d.prompt, d.turn, d.repeat]) for d in differences(records)]
+
+    def warm_up(self) -> None:
+        """Every cell answers the first prompts, briefly, so that nobody pays for first calls."""
+        brief = attrs.evolve(self.settings, max_new_tokens=min(WARM_UP_TOKENS, self.settings.max_new_tokens))
+        for number, prompt in enumerate(self.suite.prompts[: self.settings.warmup]):
+            ids = self._encode(prompt, [])
+            for cell in self.cells:
+                self.decode(cell, [ids], [number], brief)
+
+    def groups(self, show_progress: bool = False) -> Iterator[list[Record]]:
+        """The records of one group of prompts at a time: all turns, repeats and cells. A half-done group is never seen."""
+        prompts, size = self.suite.prompts, self.settings.batch_size
+        turns = [self._turns(prompt) for prompt in prompts]
+        total = sum(turns) * len(self.cells) * self.settings.repeats
+        title = f"{self.suite.name}: {len(prompts)} prompts, {len(self.cells)} cells"
+        order = np.random.default_rng(abs(self.settings.seed))
+        with progress(title, total, "answers/s") if show_progress else _silence() as advance:
+            for start in range(0, len(prompts), size):
+                yield self._group(range(start, min(start + size, len(prompts))), order, advance)
+
+    def _turns(self, prompt: Prompt) -> int:
+        return len(prompt.turns) if self.settings.turns == "all" else 1
+
+    def _group(
+        self, numbers: Sequence[int], order: np.random.Generator, advance: Callable[[float], None]
+    ) -> list[Record]:
+        records: list[Record] = []
+        said: dict[int, list[str]] = {number: [] for number in numbers}
+        for turn in range(max(self._turns(self.suite.prompts[number]) for number in numbers)):
+            members = [number for number in numbers if turn < self._turns(self.suite.prompts[number])]
+            ids = [self._encode(self.suite.prompts[number], said[number]) for number in members]
+            for number, prompt_ids in zip(members, ids, strict=True):
+                self.asked[self.suite.prompts[number].id, turn] = prompt_ids
+            for repeat in range(self.settings.repeats):
+                for index in order.permutation(len(self.cells)):
+                    records += self._answers(self.cells[index], members, ids, turn, repeat)
+                    advance(len(members))
+            if turn + 1 < max(self._turns(self.suite.prompts[number]) for number in numbers):
+                for number, text in self._plain_texts(records, members, turn).items():
+                    said[number].append(text)
+        return records
+
+    def _answers(
+        self, cell: Cell, members: Sequence[int], ids: Sequence[Sequence[int]], turn: int, repeat: int
+    ) -> list[Record]:
+        size = self.settings.batch_size
+        return [
+            Record(
+                cell=cell.name,
+                drafter=cell.label,
+                budget=str(cell.budget) if cell.budget else "",
+                prompt=self.suite.prompts[number].id,
+                category=self.suite.prompts[number].category,
+                turn=turn,
+                repeat=repeat,
+                group=members[0] // size if size > 1 else -1,
+                prompt_tokens=len(prompt_ids),
+                **counters,
+            )
+            for number, prompt_ids, counters in zip(
+                members, ids, self.decode(cell, ids, members, self.settings), strict=True
+            )
+        ]
+
+    def _plain_texts(self, records: Sequence[Record], members: Sequence[int], turn: int) -> dict[int, str]:
+        """Plain decoding's answers: what a second turn refers to, for every cell alike."""
+        plain = {r.prompt: r for r in records if r.cell == PLAIN and r.turn == turn and r.repeat == 0}
+        return {number: self.target.decode(plain[self.suite.prompts[number].id].tokens) for number in members}
+
+    def _encode(self, prompt: Prompt, said: Sequence[str]) -> list[int]:
+        """Token ids of the conversation up to the turn after `said`."""
+        talk: list[dict[str, str]] = []
+        for turn, answer in zip(prompt.turns, said, strict=False):
+            talk += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
+        talk.append({"role": "user", "content": prompt.turns[len(said)]})
+        return self.target.encode_chat(talk, thinking=self.settings.thinking)
+
+    def explain(self, difference: Difference, answer: Sequence[int]) -> Difference:
+        """The difference with the target's gap between the two tokens: one more forward, on the text both have in common.
+
+        The gap is of logits; when sampling, of the scores that `match` chooses by (processed logits + the position's noise).
+        """
+        if difference.plain_token is None or difference.token is None:
+            return difference
+        prompt = self.asked[difference.prompt, difference.turn]
+        text = [*prompt, *answer[: difference.position]]
+        cache = self.target.open_cache(1, len(text), 1)
+        logits = self.target.prefill(cache, [text], ()).logits
+        assert logits is not None, "prefill gives the last token's logits"
+        number = next(i for i, p in enumerate(self.suite.prompts) if p.id == difference.prompt)
+        scores = choice_scores(logits[:, -1], len(text), number, self.settings.sampling)
+        return attrs.evolve(difference, gap=float(scores[difference.plain_token] - scores[difference.token]))
+
+    def summary(
+        self, records: Sequence[Record], conditions: Mapping[str, Any], started: float, *, complete: bool
+    ) -> dict[str, Any]:
+        return {
+            **summarise(records, conditions, self.found, must_be_equal=self.settings.same_text),
+            "complete": complete,
+            "entropy_nats": self.entropy,
+            "prompts_done": len({r.prompt for r in records}),
+            "wall_seconds": round(time.perf_counter() - started, 3),
+            "memory": peak_memory(self.target.device),
+        }
+
+
+def choice_scores(logits: torch.Tensor, position: int, key: int, sampling: Sampling) -> torch.Tensor:
+    """What plain decoding takes the argmax of at a position, [V], from the target's logits [1, V]."""
+    keys = torch.tensor([key], device=logits.device)
+    sampler = Sampler(sampling, keys, logits.shape[-1], window=1)
+    sampler.begin(keys * 0 + position - 1)
+    scores = filtered(logits, sampling)
+    if sampler.book is not None:
+        scores = scores + sampler.book.at(keys[:, None] * 0 + position)[:, 0]
+    return scores[0]
+
+
+class _silence:
+    """A progress bar for nobody."""
+
+    def __enter__(self) -> Callable[[float], None]:
+        return lambda amount: None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def peak_memory(device: torch.device) -> dict[str, int]:
+    """Bytes: the process's largest resident size so far, and what torch held at most on the GPU."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    memory = {"peak_resident_bytes": peak if sys.platform == "darwin" else peak * 1024}  # macOS counts bytes, Linux KiB
+    if device.type == "cuda":
+        memory["peak_device_bytes"] = torch.cuda.max_memory_allocated(device)
+    return memory

@@ -1,0 +1,156 @@
+"""Is the difference real? Ratios of two cells paired by prompt, with 95 % intervals.
+
+Knows nothing of records' origin, files or tables; numpy only. The unit that is resampled is the prompt (with all its turns;
+with batches, the prompts decoded together): tokens and rounds within one answer are not independent of each other.
+
+Both comparisons are one estimator, a ratio of two pooled rates,
+
+    rho = (sum_c xn_c / sum_c xd_c) / (sum_c yn_c / sum_c yd_c)
+
+Speed-up over plain decoding: x is plain decoding's seconds per token, y the drafter's. The two cells' texts are equal, so their
+token counts cancel, and rho = total plain seconds / total drafter seconds. Ratio of tau: x and y are tokens per round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from drafterzoo.evaluation.results import Record
+
+Array = NDArray[np.float64]
+Z95 = 1.959963984540054
+
+
+@attrs.frozen
+class PairedRatio:
+    """rho and two 95 % intervals: `low`, `high` by bootstrap, `delta_low`, `delta_high` by the delta method.
+
+    Intervals are None with fewer than two clusters; everything is None when nothing was decoded.
+    """
+
+    value: float | None
+    low: float | None
+    high: float | None
+    delta_low: float | None
+    delta_high: float | None
+    clusters: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return attrs.asdict(self)
+
+
+def paired_ratio(
+    xn: Array | Sequence[float],
+    xd: Array | Sequence[float],
+    yn: Array | Sequence[float],
+    yd: Array | Sequence[float],
+    *,
+    seed: int = 0,
+    draws: int = 4000,
+) -> PairedRatio:
+    """(sum xn / sum xd) / (sum yn / sum yd) over C clusters; all four are [C] and refer to the same clusters in the same order."""
+    columns = np.stack([np.asarray(column, dtype=np.float64) for column in (xn, xd, yn, yd)], axis=1)
+    clusters = columns.shape[0]
+    if clusters == 0 or np.any(columns.sum(0) <= 0):
+        return PairedRatio(None, None, None, None, None, clusters)
+    value = float(_rho(columns.sum(0)))
+    if clusters < 2:
+        return PairedRatio(value, None, None, None, None, clusters)
+    margin = Z95 * standard_error(columns)
+    low, high = _bootstrap(columns, seed, draws)
+    return PairedRatio(value, low, high, value - margin, value + margin, clusters)
+
+
+def _rho(sums: Array) -> Array:
+    return (sums[..., 0] / sums[..., 1]) / (sums[..., 2] / sums[..., 3])
+
+
+def standard_error(columns: Array) -> float:
+    """Standard error of rho by linearisation over clusters; columns is [C, 4] = xn, xd, yn, yd.
+
+    With xd = yd it is sqrt(C/(C-1) * sum_c (xn_c - rho*yn_c)^2) / sum_c yn_c (methods.md 2.8).
+    """
+    clusters = columns.shape[0]
+    relative = (columns / columns.sum(0)) @ np.array([1.0, -1.0, -1.0, 1.0])
+    return float(_rho(columns.sum(0)) * np.sqrt(clusters / (clusters - 1) * np.sum(relative**2)))
+
+
+def _bootstrap(columns: Array, seed: int, draws: int) -> tuple[float | None, float | None]:
+    """Percentile interval of rho when the clusters are drawn anew, with replacement, `draws` times."""
+    clusters = columns.shape[0]
+    generator = np.random.default_rng(seed)
+    weights = generator.multinomial(clusters, np.full(clusters, 1.0 / clusters), size=draws)
+    sums = weights @ columns
+    usable = sums[np.all(sums > 0, axis=1)]  # a draw of nothing but empty answers has no ratio
+    if not len(usable):
+        return None, None
+    low, high = np.quantile(_rho(usable), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def speedup(
+    plain: Sequence[Record], drafter: Sequence[Record], *, with_prefill: bool = False, seed: int = 0
+) -> PairedRatio:
+    """How many times faster than plain decoding: plain's seconds per token over the drafter's, pooled over the same prompts.
+
+    Seconds are the rounds' (decoding); with_prefill adds prefill's seconds and tokens to both. Of repeats, each answer's
+    median time counts. Answers that only one of the two cells has are left out.
+    """
+
+    def seconds(answer: list[Record]) -> float:
+        return median(r.decode_s + (r.prefill_s if with_prefill else 0.0) for r in answer)
+
+    def tokens(answer: list[Record]) -> float:
+        return len(answer[0].tokens) if with_prefill else answer[0].decoded
+
+    xn, xd, yn, yd = _paired(plain, drafter, (seconds, tokens))
+    return paired_ratio(xn, xd, yn, yd, seed=seed)
+
+
+def tau_ratio(better: Sequence[Record], base: Sequence[Record], *, seed: int = 0) -> PairedRatio:
+    """tau of `better` over tau of `base` (both pooled, bonus token counted, cut at EOS), over the same prompts."""
+
+    def tokens(answer: list[Record]) -> float:
+        return sum(answer[0].committed)
+
+    def rounds(answer: list[Record]) -> float:
+        return answer[0].rounds
+
+    xn, xd, yn, yd = _paired(better, base, (tokens, rounds))
+    return paired_ratio(xn, xd, yn, yd, seed=seed)
+
+
+_Measure = Callable[[list[Record]], float]
+
+
+def _paired(
+    x: Sequence[Record], y: Sequence[Record], rate: tuple[_Measure, _Measure]
+) -> tuple[Array, Array, Array, Array]:
+    """(xn, xd, yn, yd), each [C]: numerator and denominator of each cell's rate, summed within clusters."""
+    left, right = _answers(x), _answers(y)
+    sums: dict[str, Array] = {}
+    for key in left:
+        if key in right:
+            row = np.array([measure(side[key]) for side in (left, right) for measure in rate], dtype=np.float64)
+            cluster = _cluster(left[key][0])
+            sums[cluster] = sums.get(cluster, np.zeros(4)) + row
+    columns = np.stack(list(sums.values())) if sums else np.zeros((0, 4))
+    return columns[:, 0], columns[:, 1], columns[:, 2], columns[:, 3]
+
+
+def _answers(records: Sequence[Record]) -> Mapping[tuple[str, int], list[Record]]:
+    """Repeats of each (prompt, turn)."""
+    answers: dict[tuple[str, int], list[Record]] = {}
+    for r in records:
+        answers.setdefault((r.prompt, r.turn), []).append(r)
+    return answers
+
+
+def _cluster(record: Record) -> str:
+    return record.prompt if record.group < 0 else f"group {record.group}"

@@ -1,0 +1,49 @@
+"""Which documents a step sees: shuffled anew every epoch, packed whole into rows of bounded length.
+
+Knows lengths and seeds, and how to lay documents side by side; nothing of losses or models. The order is a pure function
+of (seed, epoch), so a resumed run need only remember how many steps it has taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from drafterzoo.training.features import Document
+from drafterzoo.training.objectives.ttt import TrainingBatch
+
+
+def packs(lengths: Sequence[int], indices: Sequence[int], limit: int, seed: int, epoch: int) -> list[list[int]]:
+    """The steps of one epoch: lists of document indices whose lengths add up to at most `limit` (a longer one stands alone)."""
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    order = [indices[i] for i in torch.randperm(len(indices), generator=generator).tolist()]
+    steps: list[list[int]] = [[]]
+    room = limit
+    for index in order:
+        if steps[-1] and lengths[index] > room:
+            steps.append([])
+            room = limit
+        steps[-1].append(index)
+        room -= lengths[index]
+    return steps
+
+
+def pack(documents: Sequence[Document]) -> TrainingBatch:
+    """Lay documents side by side into a batch of one row. Its queries are the rows whose root is a token of the response."""
+    positions = torch.cat([torch.arange(len(d.tokens)) for d in documents])
+    owner = torch.cat([torch.full((len(d.tokens),), i) for i, d in enumerate(documents)])
+    answer = torch.cat([torch.arange(len(d.tokens)) >= d.prompt for d in documents])
+    starts = torch.tensor([len(d.tokens) for d in documents]).cumsum(0) - torch.tensor([len(d.tokens) for d in documents])
+    queries = [start + torch.arange(max(d.prompt - 1, 0), len(d.tokens) - 2) for start, d in zip(starts, documents, strict=True)]
+    return TrainingBatch(
+        tokens=torch.cat([d.tokens for d in documents])[None],
+        features=torch.cat([d.features for d in documents])[None],
+        positions=positions[None],
+        documents=owner[None],
+        queries=torch.cat(queries)[None],
+        answer=answer[None],
+        hidden=torch.cat([d.hidden for d in documents])[None],
+        argmax=torch.cat([d.argmax for d in documents])[None],
+        lse=torch.cat([d.lse for d in documents])[None],
+    )

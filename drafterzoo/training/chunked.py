@@ -1,0 +1,73 @@
+"""Soft cross-entropy against the target, computed a few rows at a time: the logits of a whole batch never exist at once.
+
+Knows two heads and a weight per row; nothing of drafters, passes or recipes. The gradient is formed in the forward pass,
+chunk by chunk, so memory is bounded by `chunk_bytes` whatever the batch and the vocabulary are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+
+@attrs.frozen(eq=False)
+class Teacher:
+    """The target's distribution at R rows, over the D draft tokens.
+
+    hidden [R, H] after the final norm; head [D, H]; lse [R] log-sum-exp over the *whole* vocabulary.
+    """
+
+    hidden: Tensor
+    head: Tensor
+    lse: Tensor
+
+    def probabilities(self, rows: slice, renormalise: bool) -> tuple[Tensor, Tensor]:
+        """(p [r, D], the draft tokens' share of the target's mass [r]); p sums to 1 when renormalised, to the share otherwise."""
+        logits = self.hidden[rows] @ self.head.T
+        inside = logits.logsumexp(-1)
+        share = (inside - self.lse[rows]).exp().clamp(max=1.0)
+        return (logits - (inside if renormalise else self.lse[rows])[:, None]).exp(), share
+
+
+class _SoftCrossEntropy(Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, head: Tensor, weight: Tensor, teacher: Teacher, renormalise: bool, rows_at_once: int) -> tuple[Tensor, Tensor]:  # fmt: skip
+        grad_hidden = torch.empty_like(hidden)
+        grad_head = torch.zeros_like(head) if head.requires_grad else None
+        loss, agree = hidden.new_zeros(()), torch.empty(len(hidden), dtype=torch.bool, device=hidden.device)
+        for start in range(0, len(hidden), rows_at_once):
+            rows = slice(start, start + rows_at_once)
+            p, _ = teacher.probabilities(rows, renormalise)
+            log_q = (hidden[rows] @ head.T).log_softmax(-1)
+            agree[rows] = log_q.argmax(-1) == p.argmax(-1)
+            w = weight[rows, None]
+            loss -= (w * p * log_q).sum()
+            grad = w * (log_q.exp() * p.sum(-1, keepdim=True) - p)
+            grad_hidden[rows] = grad @ head
+            if grad_head is not None:
+                grad_head += grad.T @ hidden[rows]
+        ctx.save_for_backward(grad_hidden, grad_head) if grad_head is not None else ctx.save_for_backward(grad_hidden)
+        ctx.mark_non_differentiable(agree)
+        return loss, agree
+
+    @staticmethod
+    def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        grad_head = grad_loss * saved[1] if len(saved) == 2 else None
+        return grad_loss * saved[0], grad_head, None, None, None, None
+
+
+def soft_cross_entropy(
+    hidden: Tensor, head: Tensor, weight: Tensor, teacher: Teacher, *, renormalise: bool = True, chunk_bytes: int = 1 << 25
+) -> tuple[Tensor, Tensor]:
+    """Sum over rows of weight * CE(p, q), and where the two argmaxes agree.
+
+    hidden [R, h] draft head inputs, head [D, h], weight [R]. Returns (loss, agree [R] bool). Gradients reach hidden, and
+    head when it is trained.
+    """
+    rows_at_once = max(1, chunk_bytes // (head.shape[0] * hidden.element_size() * 4))
+    return _SoftCrossEntropy.apply(hidden, head, weight, teacher, renormalise, rows_at_once)

@@ -1,0 +1,135 @@
+"""A training recipe: what is trained, on what, how, for how long. Read from TOML, strictly.
+
+Knows the keys and their meaning; nothing of how a step is taken. An unknown or misspelt key is an error that names the
+nearest valid one.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+
+from drafterzoo import checkpoint
+from drafterzoo.errors import UsageError, suggest
+
+
+def _positive(instance: object, attribute: attrs.Attribute, value: float) -> None:
+    if value <= 0:
+        raise UsageError(f"recipe: {attribute.name} is {value}, expected a number above zero.")
+
+
+@attrs.frozen
+class TargetSection:
+    """Which target the drafter is for: the arguments of load_target."""
+
+    name: str = "smollm2-135m"
+    revision: str | None = None
+    dtype: str = "float32"
+
+
+@attrs.frozen
+class DataSection:
+    """Rollouts to train on: one JSONL file with prompt_ids, response_ids and an optional split ("val" is never trained on).
+
+    rollouts: a path, relative to the recipe's working folder; `$NAME` is replaced from the environment.
+    features: "cache" reads the target's features once and keeps them under `cache`; "online" reads them every step.
+    max_length: longer documents are cut. pack: rows a step may hold (documents are packed, never split).
+    """
+
+    rollouts: str
+    features: Literal["cache", "online"] = "cache"
+    cache: str = "runs/features"
+    max_length: int = attrs.field(default=2048, validator=_positive)
+    pack: int = attrs.field(default=320, validator=_positive)
+
+
+@attrs.frozen
+class InitSection:
+    """How the drafter starts. from_checkpoint: continue from a native checkpoint's weights (a fresh run, not a resume).
+
+    fc: "ridge" solves fc in closed form so that the untrained drafter already predicts the next final hidden state.
+    """
+
+    from_checkpoint: str | None = None
+    fc: Literal["random", "ridge"] = "random"
+    ridge_rows: int = attrs.field(default=20000, validator=_positive)
+
+
+@attrs.frozen
+class OptimizerSection:
+    """AdamW, linear warm-up, then cosine to `final` times the peak; gradient norm clipping; an average of the weights."""
+
+    lr: float = attrs.field(default=1e-4, validator=_positive)
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    warmup: float = 0.02
+    final: float = 0.0
+    clip: float = attrs.field(default=0.5, validator=_positive)
+    ema: float = 0.0
+
+
+@attrs.frozen
+class RunSection:
+    """How long, how often to save, and the seed of everything random. threads: 0 leaves torch's own choice."""
+
+    epochs: float = attrs.field(default=1.0, validator=_positive)
+    seed: int = 0
+    save_every: int = attrs.field(default=500, validator=_positive)
+    log_every: int = attrs.field(default=20, validator=_positive)
+    threads: int = 0
+
+
+@attrs.frozen
+class EvaluateSection:
+    """The periodic real decode on held-out prompts of the rollouts; the checkpoint with the best tau is kept as `best`."""
+
+    every: int = attrs.field(default=2000, validator=_positive)
+    prompts: int = attrs.field(default=24, validator=_positive)
+    max_new_tokens: int = attrs.field(default=64, validator=_positive)
+    budget: str = "chain:4"
+
+
+@attrs.frozen
+class Recipe:
+    """One training run. `drafter` holds the options of the base drafter, `objective` its name and options."""
+
+    spec: str
+    data: DataSection
+    target: TargetSection = TargetSection()
+    drafter: dict[str, Any] = attrs.Factory(dict)
+    init: InitSection = InitSection()
+    objective: dict[str, Any] = attrs.Factory(lambda: {"name": "ttt"})
+    optimizer: OptimizerSection = OptimizerSection()
+    run: RunSection = RunSection()
+    evaluate: EvaluateSection = EvaluateSection()
+    budget: str = "8"
+    name: str = ""
+
+
+def read_recipe(path: str | Path) -> Recipe:
+    """Read a TOML recipe. Raises UsageError naming the file, the section, the key, and the nearest valid key."""
+    path = Path(path)
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UsageError(f"{path}: no such recipe; those that come with drafterzoo lie in recipes/train/.") from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read as TOML ({error}).") from error
+    return attrs.evolve(build_recipe(values, str(path)), name=values.get("name") or path.stem)
+
+
+def build_recipe(values: dict[str, Any], where: str) -> Recipe:
+    """Build a Recipe from plain values; `where` is named in errors. Raises UsageError."""
+    sections = {f.name: f.type for f in attrs.fields(attrs.resolve_types(Recipe))}
+    for key, value in values.items():
+        if key not in sections:
+            raise UsageError(f"{where}: unknown key {key!r}{suggest(key, sections)}; the keys are {', '.join(sections)}.")
+        kind = sections[key]
+        if isinstance(kind, type) and attrs.has(kind):
+            if not isinstance(value, dict):
+                raise UsageError(f"{where}: {key!r} is {value!r}, expected a table [{key}].")
+            checkpoint.structure(kind, value, f"{where} [{key}]", UsageError)  # so that the error names the section
+    return checkpoint.structure(Recipe, values, where, UsageError)

@@ -1,0 +1,96 @@
+"""Rollouts on disk: the target's own answers, one JSON object a line.
+
+Knows the file and its fields; nothing of drafters or training. Fields: `prompt_ids` and `response_ids` (token ids of the
+target, chat template applied), optionally `split` ("val" rows are held out), `source`, `prompt`, `temperature`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from drafterzoo.errors import DataError
+
+
+@attrs.frozen
+class Rollout:
+    """One answer of the target."""
+
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    split: str
+    source: str
+    temperature: float
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return self.prompt_ids + self.response_ids
+
+
+@attrs.frozen
+class Rollouts:
+    """A file of rollouts: its rows in order, and the sha256 of its bytes."""
+
+    path: Path
+    rows: tuple[Rollout, ...]
+    sha256: str
+
+    def split(self, name: str) -> tuple[int, ...]:
+        """Indices of the rows of one split, in file order."""
+        return tuple(i for i, row in enumerate(self.rows) if row.split == name)
+
+
+def expand_path(text: str) -> Path:
+    """Replace `$NAME` and `~`. Raises DataError naming a variable that is not set."""
+    expanded = os.path.expanduser(os.path.expandvars(text))
+    if "$" in expanded:
+        missing = expanded.partition("$")[2].strip("{").split("}")[0].split("/")[0]
+        raise DataError(f"{text}: the environment variable {missing} is not set; set it or write the path out.")
+    return Path(expanded)
+
+
+def read_rollouts(path: str | Path, vocab_size: int) -> Rollouts:
+    """Read a JSONL file of rollouts. Raises DataError naming file and line of the first row that cannot be used."""
+    path = expand_path(str(path))
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); give a JSONL file of rollouts, or make one with `drafterzoo rollout`.") from error  # fmt: skip
+    rows = [
+        _row(json_row(line, path, number), f"{path}:{number}", vocab_size)
+        for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1)
+        if line.strip()
+    ]
+    if not rows:
+        raise DataError(f"{path}: holds no rollouts; make some with `drafterzoo rollout`.")
+    return Rollouts(path, tuple(rows), hashlib.sha256(data).hexdigest())
+
+
+def json_row(line: str, path: Path, number: int) -> dict[str, Any]:
+    """One line as a JSON object. Raises DataError with file and line."""
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}:{number}: not a line of JSON ({error.msg} at column {error.colno}); mend or drop the line.") from error  # fmt: skip
+    if not isinstance(row, dict):
+        raise DataError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}.")
+    return row
+
+
+def _row(row: dict[str, Any], where: str, vocab_size: int) -> Rollout:
+    ids = {}
+    for key in ("prompt_ids", "response_ids"):
+        value = row.get(key)
+        if not isinstance(value, list) or not value or not all(type(i) is int for i in value):
+            raise DataError(f"{where}: {key!r} must be a non-empty list of token ids.")
+        if min(value) < 0 or max(value) >= vocab_size:
+            raise DataError(f"{where}: {key!r} holds an id outside the target's vocabulary of {vocab_size}; was it made for another target?")  # fmt: skip
+        ids[key] = tuple(value)
+    return Rollout(
+        **ids, split=str(row.get("split", "train")), source=str(row.get("source", "")), temperature=float(row.get("temperature", 0.0))
+    )  # fmt: skip

@@ -1,0 +1,120 @@
+"""From a recipe to a trained checkpoint: loads the target, builds the drafter, finds the data, runs the trainer.
+
+Knows the order of these things, and says what it is about to do (sizes, coverage, steps); nothing of how a step is taken.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+from drafterzoo import checkpoint
+from drafterzoo.budget import Budget
+from drafterzoo.drafters.base import Drafter
+from drafterzoo.drafters.eagle3_body import Eagle3Body
+from drafterzoo.errors import UsageError, suggest
+from drafterzoo.progress import console
+from drafterzoo.registry import DRAFTERS, parse_spec
+from drafterzoo.target import load_target
+from drafterzoo.target.target import Target
+from drafterzoo.training.features import FeatureCache, OnlineFeatures, open_cache
+from drafterzoo.training.objectives.ttt import TTT
+from drafterzoo.training.recipe import Recipe, build_recipe, read_recipe
+from drafterzoo.training.ridge import ridge_start
+from drafterzoo.training.rollouts import Rollouts, expand_path, read_rollouts
+from drafterzoo.training.trainer import Trainer
+from drafterzoo.training.vocabulary import coverage, frequent_ids
+
+OBJECTIVES: dict[str, type[TTT]] = {"ttt": TTT}
+
+
+@attrs.frozen
+class TrainResult:
+    """What a run has come to: `summary` (plain values) and the run's folder, whose `best` is a loadable checkpoint."""
+
+    summary: dict[str, Any]
+    directory: Path
+
+
+def train(recipe: str | Path | dict[str, Any] | Recipe, *, out: str | Path | None = None, quiet: bool = False) -> TrainResult:
+    """Train what the recipe says, or go on where an interrupted run of the same recipe stopped.
+
+    recipe: a TOML file, a plain dict of the same shape, or a Recipe. out: the run's folder, runs/<name> by default.
+    Raises UsageError (recipe), DataError (rollouts, disk), CheckpointError.
+    """
+    recipe = _read(recipe)
+    say = (lambda text: None) if quiet else (lambda text: console.print(text, highlight=False))
+    objective = build_objective(recipe)
+    if recipe.run.threads:
+        torch.set_num_threads(recipe.run.threads)
+    torch.manual_seed(recipe.run.seed)
+    target = load_target(recipe.target.name, revision=recipe.target.revision, dtype=getattr(torch, recipe.target.dtype))
+    rollouts = read_rollouts(recipe.data.rollouts, target.vocab_size)
+    drafter = build_drafter(recipe, target, rollouts)
+    trained = sum(p.numel() for p in drafter.parameters() if p.requires_grad)
+    say(f"{drafter.spec} for {target.name}: {trained / 1e6:.2f} M trained parameters, objective {objective.name}")
+    source = open_features(recipe, target, rollouts, drafter.taps)
+    folder = Path(out) if out else Path("runs") / (recipe.name or drafter.spec)
+    trainer = Trainer(recipe, drafter, objective, rollouts, source, folder, say)
+    if trainer.resume():
+        say(f"{folder}: resumed at step {trainer.step} of {trainer.total}")
+    else:
+        start(recipe, drafter, trainer)
+        trainer.average = [p.detach().clone() for p in trainer.parameters]
+    say(f"{len(trainer.indices)} documents, {len(trainer.held_out)} held out, {trainer.total} steps, into {folder}")
+    return TrainResult(trainer.train(), folder)
+
+
+def _read(recipe: str | Path | dict[str, Any] | Recipe) -> Recipe:
+    if isinstance(recipe, Recipe):
+        return recipe
+    return build_recipe(recipe, "recipe") if isinstance(recipe, dict) else read_recipe(recipe)
+
+
+def build_objective(recipe: Recipe) -> TTT:
+    """The objective a recipe names. Raises UsageError naming the key."""
+    name = recipe.objective.get("name", "ttt")
+    if name not in OBJECTIVES:
+        raise UsageError(f"recipe [objective]: unknown name {name!r}{suggest(name, OBJECTIVES)}; there is {', '.join(OBJECTIVES)}.")
+    return checkpoint.structure(OBJECTIVES[name], recipe.objective, "recipe [objective]", UsageError)
+
+
+def build_drafter(recipe: Recipe, target: Target, rollouts: Rollouts) -> Drafter:
+    """The drafter of a recipe with its draft vocabulary chosen, weights still random. Raises UsageError."""
+    spec = parse_spec(recipe.spec)
+    cls = DRAFTERS.get(spec.base)
+    if not issubclass(cls, Drafter) or spec.wrappers:
+        raise UsageError(f"recipe: spec {recipe.spec!r} cannot be trained; give a drafter without wrappers, for example 'eagle3.1'.")
+    drafter = cls.create(target, **{**spec.options, **recipe.drafter})
+    drafter.budget = Budget.parse(recipe.budget)
+    if isinstance(drafter, Eagle3Body) and drafter.vocabulary is not None:
+        answers = [rollouts.rows[i].response_ids for i in rollouts.split("train")]
+        ids = frequent_ids(answers, drafter.config.draft_vocab_size, target.vocab_size, target.eos_token_ids)
+        drafter.set_vocabulary(ids)
+        held_out = [rollouts.rows[i].response_ids for i in rollouts.split("val")]
+        console.print(
+            f"draft vocabulary of {len(ids)} covers {coverage(answers, ids, target.vocab_size):.1%} of the answers"
+            + (f", {coverage(held_out, ids, target.vocab_size):.1%} of the held-out ones" if held_out else "")
+        )
+    return drafter
+
+
+def open_features(recipe: Recipe, target: Target, rollouts: Rollouts, taps: tuple[int, ...]) -> FeatureCache | OnlineFeatures:
+    """Cached or online features, as the recipe says."""
+    if recipe.data.features == "online":
+        return OnlineFeatures(target, rollouts, taps, recipe.data.max_length)
+    return open_cache(target, rollouts, taps, recipe.data.max_length, expand_path(recipe.data.cache))
+
+
+def start(recipe: Recipe, drafter: Drafter, trainer: Trainer) -> None:
+    """Give a fresh run its first weights."""
+    if recipe.init.from_checkpoint:
+        checkpoint.fill(drafter, checkpoint.read(expand_path(recipe.init.from_checkpoint)))
+    elif recipe.init.fc == "ridge":
+        if not isinstance(drafter, Eagle3Body):
+            raise UsageError(f"recipe [init]: fc = \"ridge\" needs an EAGLE-3 body, and {drafter.spec} has none; leave it out.")
+        order = torch.randperm(len(trainer.indices), generator=torch.Generator().manual_seed(recipe.run.seed)).tolist()
+        ridge_start(drafter, (trainer.source.document(trainer.indices[i]) for i in order), recipe.init.ridge_rows)

@@ -1,0 +1,338 @@
+"""The training loop: steps of an objective over rollouts, real decodes in between, checkpoints that resume exactly.
+
+Knows recipes, batches, an objective and the optimiser; nothing of any drafter's network or of how a checkpoint is laid
+out. A run is a folder:
+
+    recipe.json     what is being trained, checked when the run is resumed
+    log.jsonl       one line per `log_every` steps and per decode
+    last/           everything needed to go on bit by bit: state.pt, drafterzoo's native checkpoint of the averaged weights
+    best/           the native checkpoint with the best tau so far
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from drafterzoo import checkpoint
+from drafterzoo.budget import Budget
+from drafterzoo.drafters.base import Drafter
+from drafterzoo.errors import DataError, UsageError
+from drafterzoo.progress import progress
+from drafterzoo.training.batches import pack, packs
+from drafterzoo.training.features import FeatureCache, OnlineFeatures
+from drafterzoo.training.objectives.ttt import TTT, PassNotes, TeacherHead
+from drafterzoo.training.recipe import OptimizerSection, Recipe
+from drafterzoo.training.rollouts import Rollouts
+
+Say = Callable[[str], None]
+
+
+def learning_rate(section: OptimizerSection, step: int, total: int) -> float:
+    """Linear warm-up over the first `warmup` share of the steps, then a cosine to `final` times the peak at the last."""
+    warm = max(1, round(section.warmup * total))
+    if step < warm:
+        return section.lr * (step + 1) / warm
+    along = (step - warm) / max(1, total - warm)
+    return section.lr * (section.final + (1 - section.final) * 0.5 * (1 + math.cos(math.pi * min(along, 1.0))))
+
+
+@attrs.define
+class Meter:
+    """Sums between two lines of the log."""
+
+    rows: int = 0
+    seconds: float = 0.0
+    loss: list[float] = attrs.Factory(list)
+    right: list[int] = attrs.Factory(list)
+    seen: list[int] = attrs.Factory(list)
+
+    def add(self, rows: int, seconds: float, notes: list[PassNotes]) -> None:
+        self.rows, self.seconds = self.rows + rows, self.seconds + seconds
+        for depth, note in enumerate(notes):
+            if depth == len(self.loss):
+                self.loss.append(0.0), self.right.append(0), self.seen.append(0)
+            self.loss[depth] += float(note.loss) * note.rows
+            self.right[depth] += int(note.right)
+            self.seen[depth] += note.rows
+
+    def line(self) -> dict[str, Any]:
+        """Per pass: mean loss and the share of rows where the drafter's first choice is the target's."""
+        seen = [max(s, 1) for s in self.seen]
+        return {
+            "loss": [round(a / b, 4) for a, b in zip(self.loss, seen, strict=True)],
+            "agree": [round(a / b, 4) for a, b in zip(self.right, seen, strict=True)],
+            "rows_per_s": round(self.rows / max(self.seconds, 1e-9), 1),
+        }
+
+
+class Trainer:
+    """One run of a recipe. `train()` goes from wherever the run stands to the end, or to Ctrl-C."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        drafter: Drafter,
+        objective: TTT,
+        rollouts: Rollouts,
+        source: FeatureCache | OnlineFeatures,
+        folder: Path,
+        say: Say,
+    ) -> None:
+        self.recipe, self.drafter, self.objective, self.folder, self.say = recipe, drafter, objective, folder, say
+        self.rollouts, self.source = rollouts, source
+        self.indices = rollouts.split("train")
+        self.held_out = rollouts.split("val")
+        self.lengths = [min(len(row.ids), recipe.data.max_length) for row in rollouts.rows]
+        if not self.indices:
+            raise DataError(f"{rollouts.path}: no row has split \"train\"; at least one is needed to train on.")
+        seed = recipe.run.seed
+        self.generator = torch.Generator().manual_seed(seed)
+        self.parameters = [p for p in drafter.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            self.parameters,
+            lr=recipe.optimizer.lr,
+            betas=recipe.optimizer.betas,
+            weight_decay=recipe.optimizer.weight_decay,
+            foreach=True,
+        )
+        self.average: list[Tensor] = [p.detach().clone() for p in self.parameters]
+        self.step = 0
+        self.visited = 0
+        self.trained_seconds = 0.0
+        self.best: dict[str, Any] = {"tau": 0.0, "step": -1}
+        self.stopping = False
+        self._epochs: dict[int, list[list[int]]] = {}
+
+    # -- what is done in which step ----------------------------------------------------------------------------
+
+    def _epoch(self, epoch: int) -> list[list[int]]:
+        if epoch not in self._epochs:
+            self._epochs = {epoch: packs(self.lengths, self.indices, self.recipe.data.pack, self.recipe.run.seed, epoch)}
+        return self._epochs[epoch]
+
+    @property
+    def total(self) -> int:
+        """Steps of the whole run. Epochs differ by a step or two in how they pack; the first sets the length of all."""
+        first = len(packs(self.lengths, self.indices, self.recipe.data.pack, self.recipe.run.seed, 0))
+        return max(1, round(first * self.recipe.run.epochs))
+
+    def _schedule(self) -> Iterator[list[int]]:
+        """Document indices of every step from the beginning of the run."""
+        epoch = 0
+        while True:
+            yield from self._epoch(epoch)
+            epoch += 1
+
+    # -- the loop ----------------------------------------------------------------------------------------------
+
+    def train(self) -> dict[str, Any]:
+        """Train to the end and return the run's summary. Ctrl-C saves, and the same command goes on from there."""
+        total, run = self.total, self.recipe.run
+        teacher_head = TeacherHead.of(self.drafter)
+        schedule = self._schedule()
+        for _ in range(self.step):
+            next(schedule)
+        meter = Meter()
+        with self._interruptible(), progress(f"training {self.recipe.name or self.drafter.spec}", total, "steps/s") as advance:
+            advance(self.step)
+            while self.step < total and not self.stopping:
+                started = time.perf_counter()
+                rows, notes = self._take_step(next(schedule), total, teacher_head)
+                meter.add(rows, time.perf_counter() - started, notes)
+                self.trained_seconds += time.perf_counter() - started
+                self.step, self.visited = self.step + 1, self.visited + rows
+                advance(1)
+                if self.step % run.log_every == 0:
+                    self._log({"step": self.step, "of": total, **meter.line()})
+                    meter = Meter()
+                if self.step % self.recipe.evaluate.every == 0 and self.step < total:
+                    self._evaluate()
+                if self.step % run.save_every == 0:
+                    self.save()
+        if not self.stopping:
+            self._evaluate()
+        self.save()
+        return self.summary()
+
+    def _take_step(self, indices: list[int], total: int, teacher_head: TeacherHead) -> tuple[int, list[PassNotes]]:
+        optimizer = self.recipe.optimizer
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(optimizer, self.step, total)
+        passes = self.objective.draw_passes(self.step / total, self.generator)
+        batch = pack([self.source.document(i) for i in indices]).to(self.drafter.target.device)
+        self.drafter.train()
+        loss, notes = self.objective.loss(self.drafter, batch, passes, teacher_head)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters, optimizer.clip)
+        self.optimizer.step()
+        # Early on the average must forget the random start, hence the ramp.
+        keep = min(optimizer.ema, (1 + self.step) / (10 + self.step)) if optimizer.ema else 0.0
+        torch._foreach_lerp_(self.average, [p.detach() for p in self.parameters], 1 - keep)
+        return batch.tokens.numel(), notes
+
+    def _log(self, line: dict[str, Any]) -> None:
+        line = {**line, "visited": self.visited, "seconds": round(self.trained_seconds, 1)}
+        with open(self.folder / "log.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        self.say(" ".join(f"{k}={v}" for k, v in line.items()))
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Ctrl-C finishes the step at hand; a second one ends at once."""
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            if self.stopping:
+                raise KeyboardInterrupt
+            self.stopping = True
+
+        try:
+            before = signal.signal(signal.SIGINT, stop)
+        except ValueError:  # not the main thread: whoever runs us there stops us by other means
+            yield
+            return
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    # -- the real decode ---------------------------------------------------------------------------------------
+
+    @contextmanager
+    def averaged(self) -> Iterator[Drafter]:
+        """The drafter with the averaged weights in place, for decoding and saving."""
+        own = [p.detach().clone() for p in self.parameters]
+        with torch.no_grad():
+            for p, a in zip(self.parameters, self.average, strict=True):
+                p.copy_(a)
+        self.drafter.eval()
+        try:
+            yield self.drafter
+        finally:
+            with torch.no_grad():
+                for p, o in zip(self.parameters, own, strict=True):
+                    p.copy_(o)
+
+    def _evaluate(self) -> None:
+        """Decode held-out prompts for real, log tau, keep the best checkpoint."""
+        section = self.recipe.evaluate
+        chosen = self.held_out[:: max(1, len(self.held_out) // section.prompts)][: section.prompts]
+        if not chosen:
+            return
+        from drafterzoo.generation import generate
+
+        prompts = [list(self.rollouts.rows[i].prompt_ids) for i in chosen]
+        with self.averaged() as drafter:
+            result = generate(
+                drafter, prompts, budget=Budget.parse(section.budget), max_new_tokens=section.max_new_tokens, batch_size=1
+            )
+            tau = float(result.tau)
+            better = tau > self.best["tau"]
+            if better:
+                self.best = {"tau": tau, "step": self.step, "seconds": round(self.trained_seconds, 1)}
+                self.record()
+                drafter.save_pretrained(self.folder / "best")
+        self._log({"step": self.step, "decode": section.budget, "tau": round(tau, 4), "prompts": len(prompts), "best": better})
+        if self.step >= self.total and tau < 1.05:
+            raise DataError(
+                f"{self.folder}: tau is {tau:.2f} after the whole run, so the drafter has learnt nothing; "
+                f"check that the rollouts were made by {self.drafter.target.name} (the checkpoint is kept)."
+            )
+
+    # -- saving and resuming -----------------------------------------------------------------------------------
+
+    def record(self) -> None:
+        """Note in the drafter what it was trained on, for the checkpoint's provenance."""
+        self.drafter.training_record = {
+            "recipe": self.recipe.name,
+            "objective": attrs.asdict(self.objective),
+            "rollouts_sha256": self.rollouts.sha256,
+            "documents": len(self.indices),
+            "epochs": self.recipe.run.epochs,
+            "seed": self.recipe.run.seed,
+            "steps": self.step,
+            "rows_visited": self.visited,
+            "training_seconds": round(self.trained_seconds),
+            "threads": torch.get_num_threads(),
+            "held_out_tau": {self.recipe.evaluate.budget: round(self.best["tau"], 4)} if self.best["step"] >= 0 else {},
+        }
+
+    def save(self) -> None:
+        """Write `last/`: the averaged weights as a checkpoint, and everything the run needs to go on exactly."""
+        self.record()
+        with self.averaged() as drafter:
+            drafter.save_pretrained(self.folder / "last")
+        state = {
+            "step": self.step,
+            "visited": self.visited,
+            "seconds": self.trained_seconds,
+            "best": self.best,
+            "parameters": [p.detach() for p in self.parameters],
+            "average": self.average,
+            "optimizer": self.optimizer.state_dict(),
+            "generator": self.generator.get_state(),
+            "torch_rng": torch.get_rng_state(),
+        }
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        checkpoint.write_whole(self.folder / "last" / "state.pt", buffer.getvalue())
+
+    def resume(self) -> bool:
+        """Take up the run in `folder`, if there is one. Raises UsageError when it was started from another recipe."""
+        path = self.folder / "last" / "state.pt"
+        written = json.dumps(describe(self.recipe), sort_keys=True)
+        kept = self.folder / "recipe.json"
+        if kept.is_file() and json.dumps(json.loads(kept.read_text()), sort_keys=True) != written:
+            raise UsageError(
+                f"{self.folder}: holds a run of another recipe; choose another folder with --out, or delete this one."
+            )
+        checkpoint.write_whole(kept, json.dumps(describe(self.recipe), indent=2).encode())
+        if not path.is_file():
+            return False
+        state = torch.load(path, weights_only=True)
+        self.step, self.visited = state["step"], state["visited"]
+        self.trained_seconds, self.best = state["seconds"], state["best"]
+        with torch.no_grad():
+            for p, saved in zip(self.parameters, state["parameters"], strict=True):
+                p.copy_(saved)
+        self.average = [a.clone() for a in state["average"]]
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self.generator.set_state(state["generator"])
+        torch.set_rng_state(state["torch_rng"])
+        return True
+
+    def summary(self) -> dict[str, Any]:
+        """What the run has come to, as plain values."""
+        return {
+            "directory": str(self.folder),
+            "step": self.step,
+            "of": self.total,
+            "finished": self.step >= self.total,
+            "rows_visited": self.visited,
+            "training_seconds": round(self.trained_seconds, 1),
+            "best": self.best,
+        }
+
+
+def describe(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as plain values: what must not change between a run and its resumption."""
+    values = attrs.asdict(recipe)
+    # How often to look and to save may change in mid-run; nothing of it touches the weights.
+    values.pop("evaluate")
+    for key in ("save_every", "log_every", "threads"):
+        values["run"].pop(key)
+    return json.loads(json.dumps(values))

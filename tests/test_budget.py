@@ -1,0 +1,99 @@
+"""The budget: what can be asked for, how it is typed, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drafterzoo.budget import Budget
+from drafterzoo.errors import UsageError
+
+small = st.integers(1, 9)
+
+
+@st.composite
+def budgets(draw: st.DrawFn) -> Budget:
+    depth, grow, offer, reconsider = draw(small), draw(small), draw(small), draw(st.integers(0, 4))
+    most = Budget(1, depth, grow, offer, reconsider).capacity
+    return Budget(draw(st.integers(1, most)), depth, grow, offer, reconsider)
+
+
+def offered(budget: Budget) -> int:
+    """Candidates counted by playing the steps through: every grown node, and every reconsidered one, offers children."""
+    total = new = budget.offer
+    grown = 1
+    for _ in range(1, budget.depth):
+        again = min(budget.reconsider, grown)
+        grown = min(budget.grow, new)
+        new = (grown + again) * budget.offer
+        total += new
+    return total
+
+
+@given(budgets())
+def test_a_budget_survives_being_written_and_read(budget: Budget) -> None:
+    assert Budget.parse(str(budget)) == budget
+
+
+@given(budgets())
+def test_the_capacity_is_what_the_steps_can_offer(budget: Budget) -> None:
+    assert budget.capacity == offered(budget) >= budget.nodes
+
+
+@given(small, small, small, st.integers(0, 4))
+def test_more_nodes_than_can_ever_be_offered_are_refused(depth: int, grow: int, offer: int, reconsider: int) -> None:
+    most = Budget(1, depth, grow, offer, reconsider).capacity
+    Budget(most, depth, grow, offer, reconsider)
+    with pytest.raises(UsageError, match=f"{most + 1} nodes can never be filled.*offer {most} at most"):
+        Budget(most + 1, depth, grow, offer, reconsider)
+
+
+@given(st.integers(1, 64))
+def test_a_chain_is_one_wide_and_n_deep(n: int) -> None:
+    chain = Budget.chain(n)
+    assert (chain.nodes, chain.depth, chain.grow, chain.offer, chain.reconsider) == (n, n, 1, 1, 0)
+    assert chain.is_chain and chain.capacity == n and str(chain) == f"chain:{n}"
+
+
+@given(st.integers(1, 400))
+def test_a_tree_of_any_size_can_be_filled(nodes: int) -> None:
+    tree = Budget.tree(nodes)
+    assert tree.nodes == nodes <= tree.capacity
+    assert 1 <= tree.depth <= 8 and not tree.is_chain
+
+
+def test_budgets_are_typed_in_three_ways() -> None:
+    assert Budget.parse("chain:4") == Budget.chain(4)
+    assert Budget.parse(" 24 ") == Budget.parse("tree:24") == Budget.tree(24)
+    assert Budget.parse("nodes=24, depth=6, grow=6, offer=5, reconsider=2") == Budget(24, 6, 6, 5, 2)
+
+
+REFUSED = {
+    "0": "nodes is 0, expected a whole number of at least 1",
+    "chain:0": "nodes is 0",
+    "": "cannot read ''",
+    "many": "cannot read 'many'",
+    "-3": "cannot read '-3'",
+    "chain:x": "cannot read 'chain:x'",
+    "nodes=24": "lacks depth, grow, offer",
+    "node=24,depth=6,grow=6,offer=6": "unknown field 'node' (did you mean 'nodes'?)",
+    "nodes=24,depth=0,grow=6,offer=6": "depth is 0",
+    "nodes=500,depth=2,grow=2,offer=2": "500 nodes can never be filled",
+}
+
+
+@pytest.mark.parametrize(("text", "why"), REFUSED.items())
+def test_what_cannot_be_a_budget_is_refused_in_one_sentence(text: str, why: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Budget.parse(text)
+    said = str(caught.value)
+    assert said.startswith("budget: ") and why in said and said.endswith(".") and "\n" not in said
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "4", None])
+def test_fields_are_whole_numbers(value: object) -> None:
+    with pytest.raises(UsageError, match="depth is"):
+        Budget(nodes=1, depth=value, grow=1, offer=1)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="reconsider is -1"):
+        Budget(nodes=1, depth=1, grow=1, offer=1, reconsider=-1)

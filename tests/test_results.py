@@ -1,0 +1,158 @@
+"""The results directory: written line by line, read back whole, and clear about what is broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+
+import attrs
+import pytest
+from test_metrics import record
+
+from drafterzoo.errors import DataError, UsageError
+from drafterzoo.evaluation import results
+from drafterzoo.evaluation.conditions import Settings, check_comparable, conditions_key
+from drafterzoo.evaluation.results import ResultsWriter, default_directory, read
+
+CONDITIONS = {
+    "target": {"name": "tiny", "packed": False, "dtype": "float32"},
+    "sampling": {"temperature": 0.0, "seed": 0},
+    "drafters": {"a": {"spec": "a"}},
+    "budgets": ["chain:4"],
+    "date": "2026-01-01",
+}
+RECORDS = [record([4, 1, 2], [3, 0, 2], prompt="a"), record([], [], prompt="é", draft_s=[])]
+
+
+def write(folder, records=RECORDS, summary=None):
+    with ResultsWriter(folder, CONDITIONS) as writer:
+        for one in records:
+            writer.append(one)
+        if summary is not None:
+            writer.finish(summary)
+    return folder
+
+
+def test_what_is_written_is_read(tmp_path):
+    found = read(write(tmp_path / "run", summary={"tau": 2.5}))
+    assert found.conditions == CONDITIONS
+    assert found.records == RECORDS
+    assert found.summary == {"tau": 2.5}
+
+
+def test_every_line_is_on_disk_before_the_next(tmp_path):
+    writer = ResultsWriter(tmp_path / "run", CONDITIONS)
+    for count, one in enumerate(RECORDS, start=1):
+        writer.append(one)
+        assert len((tmp_path / "run" / "rounds.jsonl").read_bytes().splitlines()) == count
+        found = read(tmp_path / "run")  # a run in progress, or one that died here
+        assert found.records == RECORDS[:count] and found.summary is None
+    writer.close()
+
+
+def test_a_half_written_last_line_is_named_and_left_out(tmp_path):
+    path = write(tmp_path / "run") / "rounds.jsonl"
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.warns(UserWarning, match=re.escape(f"{path}:2: the last line is half-written")):
+        assert read(tmp_path / "run").records == RECORDS[:1]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{broken", "1: not JSON at column 2"),
+        ("[1]", "1: expected an object with cell, prompt and rounds, found list"),
+        ('{"cell": "x"}', "1: drafter, budget, prompt, .* missing"),
+        (json.dumps({**attrs.asdict(RECORDS[0]), "nodes": [1]}), "1: nodes has 1 entries, committed has 3"),
+        (json.dumps({**attrs.asdict(RECORDS[0]), "nodes": "many"}), "1: invalid literal"),
+    ],
+)
+def test_a_broken_line_in_the_middle_is_an_error_with_file_and_line(tmp_path, line, said):
+    path = write(tmp_path / "run") / "rounds.jsonl"
+    path.write_text(line + "\n" + path.read_text())
+    with pytest.raises(DataError, match=rf"rounds\.jsonl:{said}"):
+        read(tmp_path / "run")
+
+
+def test_missing_or_foreign_folders(tmp_path):
+    with pytest.raises(UsageError, match="holds no benchmark results"):
+        read(tmp_path)
+    folder = write(tmp_path / "run")
+    with pytest.raises(UsageError, match="already holds results; name another folder"):
+        ResultsWriter(folder, CONDITIONS)
+    (folder / "conditions.json").write_text('{"format_version": 99}')
+    with pytest.raises(DataError, match="format_version is 99, expected 1"):
+        read(folder)
+    (folder / "conditions.json").write_text("{\n]")
+    with pytest.raises(DataError, match=r"conditions\.json:2: not JSON"):
+        read(folder)
+    (folder / "conditions.json").write_text("[]")
+    with pytest.raises(DataError, match="format_version is None"):
+        read(folder)
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        UsageError, match=r"results cannot be written to .*; free some space or name another folder with --out"
+    ):
+        ResultsWriter(tmp_path / "file" / "run", CONDITIONS)
+
+
+def test_the_old_summary_survives_a_failure(tmp_path, monkeypatch):
+    folder = write(tmp_path / "run", summary={"tau": 1.0})
+
+    def full_disk(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        results.write_json(folder / "summary.json", {"format_version": 1, "tau": 2.0})
+    assert read(folder).summary == {"tau": 1.0}
+    assert sorted(path.name for path in folder.iterdir()) == ["conditions.json", "rounds.jsonl", "summary.json"]
+
+
+def test_default_folder_name():
+    assert re.fullmatch(r"runs/bench-\d{4}-\d\d-\d\d-my-suite-[0-9a-f]{6}", default_directory("my suite").as_posix())
+    assert default_directory("x") != default_directory("x")
+
+
+def test_drafters_budgets_and_date_may_differ_within_a_table_and_nothing_else():
+    other = {**CONDITIONS, "drafters": {"b": {}}, "budgets": ["chain:8"], "date": "2027-01-01"}
+    assert conditions_key(other) == conditions_key(CONDITIONS)
+    check_comparable({"one": CONDITIONS, "two": other})
+    warm = {
+        **CONDITIONS,
+        "sampling": {"temperature": 1.0, "seed": 0},
+        "target": {**CONDITIONS["target"], "packed": True},
+    }
+    assert conditions_key(warm) != conditions_key(CONDITIONS)
+    with pytest.raises(UsageError) as caught:
+        check_comparable({"one": CONDITIONS, "two": other, "three": warm})
+    assert str(caught.value) == (
+        "one and three cannot stand in one table, since they differ in target.packed (False against True), "
+        "sampling.temperature (0.0 against 1.0); run them alike, or table them apart."
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens is 0, expected at least"),
+        ({"repeats": 0}, "repeats is 0, expected at least 1"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"temperature": -1.0}, "temperature is -1.0, expected a number at least 0"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"verification": "mtach"}, "verification is 'mtach', expected 'match' or 'rejection'"),
+        ({"turns": "second"}, "turns is 'second', expected 'first' or 'all'"),
+    ],
+)
+def test_settings_that_cannot_be_meant(wrong, said):
+    with pytest.raises(UsageError, match=said):
+        Settings(**wrong)
+
+
+def test_when_texts_must_be_equal():
+    assert Settings().same_text and Settings(temperature=1.0).same_text and Settings(verification="rejection").same_text
+    assert not Settings(verification="rejection", temperature=1.0).same_text

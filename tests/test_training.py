@@ -1,0 +1,364 @@
+"""Training: the loss against a plain reference, the mask, the packing, exact resumption, recipes that say what is wrong."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from drafterzoo.drafters.eagle31 import Eagle31
+from drafterzoo.errors import DataError, UsageError
+from drafterzoo.target import Target
+from drafterzoo.training.batches import pack, packs
+from drafterzoo.training.chunked import Teacher, soft_cross_entropy
+from drafterzoo.training.features import OnlineFeatures, cache_bytes, open_cache
+from drafterzoo.training.objectives.ttt import TTT, TeacherHead, supervised
+from drafterzoo.training.recipe import OptimizerSection, Recipe, build_recipe, read_recipe
+from drafterzoo.training.ridge import ridge_start
+from drafterzoo.training.rollouts import Rollouts, read_rollouts
+from drafterzoo.training.trainer import Trainer, learning_rate
+from drafterzoo.training.vocabulary import coverage, frequent_ids
+from tests.tiny import tiny_target
+
+VOCAB = 64
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return tiny_target("llama")
+
+
+@pytest.fixture
+def rollouts(tmp_path: Path) -> Rollouts:
+    generator = torch.Generator().manual_seed(3)
+    rows = []
+    for i in range(12):
+        ids = torch.randint(3, VOCAB, (10 + i,), generator=generator).tolist()
+        rows.append({"prompt_ids": ids[:4], "response_ids": ids[4:], "split": "val" if i % 6 == 5 else "train", "source": "t"})
+    path = tmp_path / "rollouts.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    return read_rollouts(path, VOCAB)
+
+
+def recipe(**sections: Any) -> Recipe:
+    values: dict[str, Any] = {
+        "spec": "eagle3.1",
+        "data": {"rollouts": "unused", "pack": 40},
+        "objective": {"name": "ttt", "passes": [1, 2, 3]},
+        "optimizer": {"lr": 1e-2, "ema": 0.9},
+        "run": {"epochs": 4.0, "save_every": 1000, "log_every": 1},
+        "evaluate": {"every": 1000, "prompts": 2, "max_new_tokens": 4},
+    }
+    return build_recipe({**values, **sections}, "recipe")
+
+
+def trainer(target: Target, rollouts: Rollouts, folder: Path, made: Recipe | None = None) -> Trainer:
+    torch.manual_seed(0)
+    made = made or recipe()
+    drafter = Eagle31(Eagle31.debug_config(target), target)
+    drafter.set_vocabulary(torch.arange(2, 2 + drafter.config.draft_vocab_size))
+    source = OnlineFeatures(target, rollouts, drafter.taps, made.data.max_length)
+    objective = TTT(passes=(1, 2, 3))
+    return Trainer(made, drafter, objective, rollouts, source, folder, lambda text: None)
+
+
+# -- the loss ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("renormalise", [True, False])
+@pytest.mark.parametrize("chunk_bytes", [1, 1 << 12, 1 << 25])
+def test_the_chunked_loss_equals_the_plain_one(renormalise: bool, chunk_bytes: int) -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(7, 5, requires_grad=True)
+    head = torch.randn(11, 5, requires_grad=True)
+    full = torch.randn(16, 6)
+    teacher = Teacher(torch.randn(7, 6), full[:11], torch.randn(7))
+    teacher = Teacher(teacher.hidden, teacher.head, (teacher.hidden @ full.T).logsumexp(-1))
+    weight = torch.rand(7)
+    loss, agree = soft_cross_entropy(hidden, head, weight, teacher, renormalise=renormalise, chunk_bytes=chunk_bytes)
+    (3 * loss).backward()
+    got = hidden.grad.clone(), head.grad.clone()
+    hidden.grad = head.grad = None
+
+    logits = teacher.hidden @ full.T
+    p = logits[:, :11].softmax(-1) if renormalise else logits.softmax(-1)[:, :11]
+    log_q = (hidden @ head.T).log_softmax(-1)
+    plain = -(weight[:, None] * p * log_q).sum()
+    (3 * plain).backward()
+    torch.testing.assert_close(loss, plain)
+    torch.testing.assert_close(got[0], hidden.grad)
+    torch.testing.assert_close(got[1], head.grad)
+    assert torch.equal(agree, p.argmax(-1) == log_q.argmax(-1))
+
+
+def test_the_mask_is_shifted_with_the_inputs(target: Target, rollouts: Rollouts) -> None:
+    source = OnlineFeatures(target, rollouts, (2, 4, 5), 512)
+    documents = [source.document(0), source.document(1)]  # prompts of 4, texts of 10 and 11 tokens
+    batch = pack(documents)
+    for step in range(3):
+        _, columns = supervised(batch, step)
+        columns = batch.queries[0, columns]
+        # The root x_{t+1} must be an answer token (t >= 3) and x_{t+2+step} must exist in the same document.
+        want = [*range(3, 10 - 2 - step), *(10 + t for t in range(3, 11 - 2 - step))]
+        assert columns.tolist() == want
+
+
+def test_the_teacher_of_a_row_is_the_target_one_row_ahead(target: Target, rollouts: Rollouts) -> None:
+    """A drafter whose head input is the target's own next hidden state has the lowest loss there is, the entropy."""
+    source = OnlineFeatures(target, rollouts, (2, 4, 5), 512)
+    batch = pack([source.document(i) for i in (0, 1, 2)])
+
+    class Oracle:
+        vocabulary = None
+        config = Eagle31.default_config(target, draft_vocab_size=VOCAB)
+
+        def __init__(self) -> None:
+            self.target = target
+
+        def head_matrix(self) -> Tensor:
+            return target.head_weight(None)
+
+        def unroll(self, batch: Any, passes: int) -> list[Tensor]:
+            return [batch.hidden[:, (batch.queries[0] + 1 + j).clamp(max=batch.hidden.shape[1] - 1)] for j in range(passes)]
+
+    oracle: Any = Oracle()
+    loss, notes = TTT(decay=1.0).loss(oracle, batch, 2, TeacherHead.of(oracle))
+    want = 0.0
+    for step, note in enumerate(notes):
+        rows = supervised(batch, step)
+        log_p = (batch.hidden[0, batch.queries[0, rows[1]] + 1 + step] @ target.head_weight(None).T).log_softmax(-1)
+        entropy = -(log_p.exp() * log_p).sum(-1).mean()
+        assert float(note.loss) == pytest.approx(float(entropy), abs=1e-5)
+        assert int(note.right) == note.rows > 0
+        want += float(entropy)
+    assert float(loss) == pytest.approx(want, abs=1e-5)
+
+
+def test_rows_whose_target_choice_is_outside_the_draft_vocabulary(target: Target, rollouts: Rollouts) -> None:
+    source = OnlineFeatures(target, rollouts, (2, 4, 5), 512)
+    batch = pack([source.document(i) for i in range(6)])
+    drafter = Eagle31(Eagle31.debug_config(target), target)
+    drafter.set_vocabulary(torch.arange(2, 50))
+    head = TeacherHead.of(drafter)
+    loss = {kind: float(TTT(out_of_vocabulary=kind).loss(drafter, batch, 1, head)[0].detach()) for kind in ("mask", "share", "keep")}
+    rows = supervised(batch, 0)
+    known = head.inside[batch.argmax[0, batch.queries[0, rows[1]] + 1]]
+    assert 0 < int(known.sum()) < len(known), "the example must have both kinds of row"
+    assert loss["mask"] < loss["keep"] and loss["share"] < loss["keep"]
+    note = TTT().loss(drafter, batch, 1, head)[1][0]
+    assert int(note.right) <= int(known.sum()), "an unknown choice is a miss, whatever the draft says"
+
+
+# -- data ----------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(1, 50), st.integers(0, 5))
+def test_every_document_is_seen_once_an_epoch_and_packs_are_bounded(lengths: list[int], limit: int, epoch: int) -> None:
+    steps = packs(lengths, range(len(lengths)), limit, seed=1, epoch=epoch)
+    assert sorted(i for step in steps for i in step) == list(range(len(lengths)))
+    assert all(sum(lengths[i] for i in step) <= limit or len(step) == 1 for step in steps)
+    assert steps == packs(lengths, range(len(lengths)), limit, seed=1, epoch=epoch)
+
+
+def test_cached_features_are_the_online_ones(target: Target, rollouts: Rollouts, tmp_path: Path) -> None:
+    taps = (0, 3, 8)
+    cached = open_cache(target, rollouts, taps, 14, tmp_path / "cache")
+    online = OnlineFeatures(target, rollouts, taps, 14)
+    for i in range(len(rollouts.rows)):
+        a, b = cached.document(i), online.document(i)
+        assert torch.equal(a.tokens, b.tokens) and len(a.tokens) <= 14 and a.prompt == b.prompt
+        torch.testing.assert_close(a.features, b.features, rtol=2e-3, atol=2e-3)  # stored in 16 bit
+        torch.testing.assert_close(a.lse, b.lse)
+        assert torch.equal(a.argmax, b.argmax)
+    widths = {"features.f16": 3 * 32, "hidden.f16": 32, "argmax.i32": 0, "lse.f32": 0}
+    on_disk = sum(p.stat().st_size for p in next((tmp_path / "cache").iterdir()).iterdir() if p.suffix != ".json")
+    assert on_disk == cache_bytes(cached.total, widths)
+
+
+def test_a_cache_left_half_written_is_made_again(target: Target, rollouts: Rollouts, tmp_path: Path) -> None:
+    whole = open_cache(target, rollouts, (2,), 512, tmp_path / "cache").document(0)
+    folder = next((tmp_path / "cache").iterdir())
+    (folder / "index.json").unlink()
+    (folder / "features.f16").write_bytes(b"\0" * 10)
+    again = open_cache(target, rollouts, (2,), 512, tmp_path / "cache").document(0)
+    assert torch.equal(whole.features, again.features)
+
+
+def test_no_room_on_disk_is_said_before_anything_is_written(
+    target: Target, rollouts: Rollouts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("U", (), {"free": 10})())
+    with pytest.raises(DataError, match=r'needs .* GB and 0\.0 GB are free; set features = "online"'):
+        open_cache(target, rollouts, (2,), 512, tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", "rollouts.jsonl:2: not a line of JSON"),
+        ("[1]", "rollouts.jsonl:2: expected a JSON object, found list"),
+        ('{"prompt_ids": [1]}', "rollouts.jsonl:2: 'response_ids' must be a non-empty list"),
+        ('{"prompt_ids": [1], "response_ids": [64]}', "outside the target's vocabulary of 64"),
+    ],
+)
+def test_a_broken_rollout_names_file_and_line(line: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.jsonl"
+    path.write_text('{"prompt_ids": [1], "response_ids": [2]}\n' + line + "\n")
+    with pytest.raises(DataError) as caught:
+        read_rollouts(path, VOCAB)
+    assert words in str(caught.value)
+
+
+def test_missing_rollouts_and_unset_variables(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="drafterzoo rollout"):
+        read_rollouts(tmp_path / "none.jsonl", VOCAB)
+    with pytest.raises(DataError, match="DRAFTERZOO_NOT_SET is not set"):
+        read_rollouts("$DRAFTERZOO_NOT_SET/x.jsonl", VOCAB)
+
+
+def test_the_draft_vocabulary_holds_the_frequent_ids_and_the_stop_tokens() -> None:
+    answers = [[5, 5, 9, 7], [5, 9, 30]]
+    ids = frequent_ids(answers, 4, 40, always=[2])
+    assert ids.tolist() == [2, 5, 7, 9]
+    assert coverage(answers, ids, 40) == pytest.approx(6 / 7)
+    assert frequent_ids([[5]], 3, 40).tolist() == [0, 1, 5], "unused ids fill up from the smallest"
+
+
+# -- the start -----------------------------------------------------------------------------------------------------
+
+
+def test_the_ridge_start_predicts_the_next_hidden_state(target: Target, rollouts: Rollouts) -> None:
+    torch.manual_seed(0)
+    source = OnlineFeatures(target, rollouts, (2, 4, 8), 512)
+    documents = [source.document(i) for i in range(len(rollouts.rows))]
+    drafter = Eagle31(Eagle31.default_config(target, taps=(2, 4, 8), draft_vocab_size=VOCAB, head="borrowed"), target)
+    drafter.borrow()
+
+    def error() -> float:
+        hidden = torch.cat([drafter.unroll(attrs.evolve(pack([d]), queries=None), 1)[0][0, :-1] for d in documents])
+        return float((hidden - torch.cat([d.hidden[1:] for d in documents])).square().mean().detach())
+
+    before = error()
+    ridge_start(drafter, documents, 10_000)
+    assert error() < 0.7 * before
+
+
+# -- the loop ------------------------------------------------------------------------------------------------------
+
+
+def test_the_learning_rate_rises_and_falls() -> None:
+    section = OptimizerSection(lr=1.0, warmup=0.1, final=0.1)
+    rates = [learning_rate(section, step, 100) for step in range(101)]
+    assert rates[0] == pytest.approx(0.1) and rates[9] == 1.0 and rates[100] == pytest.approx(0.1)
+    assert rates[:10] == sorted(rates[:10]) and rates[10:] == sorted(rates[10:], reverse=True)
+
+
+def weights(run: Trainer) -> list[Tensor]:
+    return [*run.parameters, *run.average, *(v for s in run.optimizer.state.values() for v in s.values())]
+
+
+@pytest.mark.parametrize("stop_at", [1, 5, 11])
+def test_a_resumed_run_is_bitwise_the_uninterrupted_one(
+    target: Target, rollouts: Rollouts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int
+) -> None:
+    monkeypatch.setattr(Trainer, "_evaluate", lambda self: None)
+    straight = trainer(target, rollouts, tmp_path / "straight")
+    straight.resume()
+    straight.train()
+
+    first = trainer(target, rollouts, tmp_path / "broken")
+    first.resume()
+    step = first._take_step
+
+    def interrupted(*args: Any) -> Any:
+        done = step(*args)
+        if first.step + 1 == stop_at:
+            signal.raise_signal(signal.SIGINT)  # Ctrl-C in the middle of a step
+        return done
+
+    monkeypatch.setattr(first, "_take_step", interrupted)
+    summary = first.train()
+    assert summary["step"] == stop_at < summary["of"] and not summary["finished"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    torch.manual_seed(99)  # a new process has another random state
+    second = trainer(target, rollouts, tmp_path / "broken")
+    assert second.resume() and second.step == stop_at
+    assert second.train()["finished"]
+    assert second.visited == straight.visited
+    assert all(torch.equal(a, b) for a, b in zip(weights(straight), weights(second), strict=True))
+    left, right = (tmp_path / side / "last" / "model.safetensors" for side in ("straight", "broken"))
+    assert left.read_bytes() == right.read_bytes()
+
+
+def test_training_lowers_the_loss_and_logs_every_pass(
+    target: Target, rollouts: Rollouts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trainer, "_evaluate", lambda self: None)
+    run = trainer(target, rollouts, tmp_path / "run", recipe(run={"epochs": 25.0, "log_every": 5, "save_every": 1000}))
+    run.resume()
+    run.train()
+    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert lines[-1]["loss"][0] < 0.8 * lines[0]["loss"][0]
+    assert all(0 <= a <= 1 for line in lines for a in line["agree"]) and lines[-1]["visited"] == run.visited
+    record = json.loads((tmp_path / "run" / "last" / "config.json").read_text())["training"]
+    assert record["rollouts_sha256"] == rollouts.sha256 and record["steps"] == run.total
+    assert run.drafter.training_record["rows_visited"] == run.visited
+
+
+def test_the_decode_keeps_the_best_and_changes_no_weight(target: Target, rollouts: Rollouts, tmp_path: Path) -> None:
+    run = trainer(target, rollouts, tmp_path / "run")
+    run.resume()
+    before = [p.detach().clone() for p in run.parameters]
+    run.average = [a + 0.01 for a in run.average]
+    run._evaluate()
+    assert all(torch.equal(a, b) for a, b in zip(before, run.parameters, strict=True))
+    assert run.best["tau"] >= 1.0 and (tmp_path / "run" / "best" / "model.safetensors").is_file()
+    line = json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[-1])
+    assert line["tau"] == pytest.approx(run.best["tau"], abs=1e-4) and line["prompts"] == 2
+
+
+def test_a_folder_with_another_recipe_is_not_taken_up(target: Target, rollouts: Rollouts, tmp_path: Path) -> None:
+    trainer(target, rollouts, tmp_path / "run").resume()
+    with pytest.raises(UsageError, match="another recipe"):
+        trainer(target, rollouts, tmp_path / "run", recipe(optimizer={"lr": 1.0})).resume()
+
+
+# -- recipes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("toml", "words"),
+    [
+        ('spec = "eagle3.1"\n[dta]\nrollouts = "x"', "unknown key 'dta' (did you mean 'data'?)"),
+        ('spec = "eagle3.1"\n[data]\nrolouts = "x"', "[data]: unknown key 'rolouts' (did you mean 'rollouts'?)"),
+        ('spec = "eagle3.1"\n[data]\nrollouts = 3', "[data]: key 'rollouts' is 3, expected str"),
+        ('spec = "eagle3.1"\n[data]\nrollouts = "x"\npack = 0', "pack is 0, expected a number above zero"),
+        ('[data]\nrollouts = "x"', "key 'spec' is missing"),
+        ('spec = "eagle3.1"\ndata = 3', "'data' is 3, expected a table [data]"),
+        ("spec = ", "cannot be read as TOML"),
+    ],
+)
+def test_a_wrong_recipe_names_the_key(toml: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text(toml)
+    with pytest.raises(UsageError) as caught:
+        read_recipe(path)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parent.parent / "recipes" / "train").glob("*.toml")), ids=lambda p: p.stem)
+def test_the_recipes_that_come_with_the_package_are_valid(path: Path) -> None:
+    from drafterzoo.training.run import build_objective
+
+    made = read_recipe(path)
+    assert made.name == path.stem
+    build_objective(made)
