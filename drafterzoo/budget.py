@@ -89,24 +89,30 @@ class Budget:
         """
         text = text.strip()
         kind, _, rest = text.partition(":")
-        if kind in ("chain", "tree") and rest.isdigit():
+        if kind in ("chain", "tree") and rest.isdecimal():
             return cls.chain(int(rest)) if kind == "chain" else cls.tree(int(rest))
-        if text.isdigit():
+        if text.isdecimal():
             return cls.tree(int(text))
         fields = [f.name for f in attrs.fields(cls)]
         values: dict[str, int] = {}
         for part in text.split(","):
             key, eq, value = (s.strip() for s in part.partition("="))
-            if not eq or not value.isdigit():
+            if not eq or not value.isdecimal():
                 raise UsageError(
                     f"budget: cannot read {part!r} in {text!r}; write 'chain:4', '24', or 'nodes=24,depth=6,grow=6,offer=6'."
                 )
             if key not in fields:
-                raise UsageError(f"budget: unknown field {key!r}{suggest(key, fields)}; the fields are {', '.join(fields)}.")
+                raise UsageError(
+                    f"budget: unknown field {key!r}{suggest(key, fields)}; the fields are {', '.join(fields)}."
+                )
+            if key in values:
+                raise UsageError(f"budget: {key} is given twice in {text!r}; give it once.")
             values[key] = int(value)
         missing = [f for f in ("nodes", "depth", "grow", "offer") if f not in values]
         if missing:
-            raise UsageError(f"budget: {text!r} lacks {', '.join(missing)}; for example 'nodes=24,depth=6,grow=6,offer=6'.")
+            raise UsageError(
+                f"budget: {text!r} lacks {', '.join(missing)}; for example 'nodes=24,depth=6,grow=6,offer=6'."
+            )
         return cls(**values)
 
     def __str__(self) -> str:

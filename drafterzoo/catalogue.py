@@ -9,17 +9,17 @@ from __future__ import annotations
 import fnmatch
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from drafterzoo import checkpoint
-from drafterzoo.drafters.base import Drafter
 from drafterzoo.errors import CheckpointError, UsageError, suggest
 from drafterzoo.registry import DRAFTERS, WRAPPERS, Spec, parse_spec
 from drafterzoo.resources import folder
-from drafterzoo.target import load_target
-from drafterzoo.target.target import Target
+
+if TYPE_CHECKING:
+    import torch
+
+    from drafterzoo.drafters.base import Drafter
+    from drafterzoo.target.target import Target
 
 
 def list_checkpoints(glob: str | None = None) -> list[str]:
@@ -54,6 +54,8 @@ def load(
 
     Raises UsageError (nothing of that name, an impossible combination) or CheckpointError (damaged, or for another target).
     """
+    from drafterzoo import checkpoint
+
     place = _address(spec_or_address, revision)
     if place is None:
         spec = parse_spec(spec_or_address)
@@ -70,7 +72,11 @@ def load(
     if overrides:
         saved.config["drafter"].update(overrides)
     drafter = DRAFTERS.get(str(config["drafter"].get("name"))).from_checkpoint(saved, bound)
-    return drafter.to(dtype=bound.dtype)
+    drafter = drafter.to(dtype=bound.dtype)
+    drafter.borrow()
+    if bound.packed:
+        drafter.pack()
+    return drafter
 
 
 def _address(text: str, revision: str | None) -> Path | None:
@@ -101,6 +107,8 @@ def _checkpoint_of(spec: Spec, target: Target | str | None) -> Path | None:
 
     Raises UsageError when it has, and the catalogue holds none for this target.
     """
+    from drafterzoo import checkpoint
+
     wanted = "+".join([spec.base, *(name for name, _ in spec.wrappers)])
     known = {name: checkpoint.read_config(checkpoint_folder(name)) for name in list_checkpoints()}
     fitting = [name for name, config in known.items() if config["spec"] == wanted and _names(target, config["target"])]
@@ -121,7 +129,7 @@ def _called(target: Target | str | None) -> str:
 
 def _names(target: Target | str | None, recorded: dict[str, Any]) -> bool:
     """Whether a checkpoint's recorded target is the one asked for. None asks for the embedded one, whose checkpoints we ship."""
-    return target is None or _called(target) == recorded.get("name") or isinstance(target, Target)
+    return target is None or _called(target) == recorded.get("name") or not isinstance(target, str)
 
 
 def _target(
@@ -130,10 +138,12 @@ def _target(
     device: str | torch.device | None,
     dtype: torch.dtype | None,
 ) -> Target:
-    if isinstance(target, Target):
-        return target
-    if target is not None:
+    from drafterzoo.target import load_target
+
+    if isinstance(target, str):
         return load_target(target, device=device, dtype=dtype)
+    if target is not None:
+        return target
     if recorded is None:
         return load_target(device=device, dtype=dtype)
     return load_target(str(recorded["name"]), revision=recorded.get("revision"), device=device, dtype=dtype)
@@ -158,13 +168,3 @@ def check_fingerprint(recorded: dict[str, Any], target: Target, where: Path) -> 
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def describe(name: str) -> dict[str, Any]:
-    """What is known of a checkpoint by name: its config and where it lies."""
-    place = checkpoint_folder(name)
-    config = checkpoint.read_config(place)
-    return {"name": name, "folder": str(place), "spec": config["spec"], "target": config["target"].get("name"), "config": config}
-
-
-__all__ = ["check_fingerprint", "checkpoint_folder", "describe", "list_checkpoints", "load"]

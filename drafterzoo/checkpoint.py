@@ -85,9 +85,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: missing; a drafterzoo checkpoint holds {CONFIG} and {WEIGHTS}.") from error
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON ({error}); download or save the checkpoint again.") from error
+        raise CheckpointError(
+            f"{path}: cannot be read as JSON ({error}); download or save the checkpoint again."
+        ) from error
     if not isinstance(config, dict) or config.get("library_name") != "drafterzoo":
-        raise CheckpointError(f"{path}: library_name is not 'drafterzoo', so this is not a native checkpoint; convert it first.")
+        raise CheckpointError(
+            f"{path}: library_name is not 'drafterzoo', so this is not a native checkpoint; convert it first."
+        )
     version = config.get("format_version")
     if version != FORMAT_VERSION:
         raise CheckpointError(
@@ -110,10 +114,14 @@ def read(folder: Path) -> Native:
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: missing; a drafterzoo checkpoint holds {CONFIG} and {WEIGHTS}.") from error
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path}: truncated or damaged ({error}); download or save the checkpoint again.") from error
+        raise CheckpointError(
+            f"{path}: truncated or damaged ({error}); download or save the checkpoint again."
+        ) from error
     for key, value in tensors.items():
         if value.is_floating_point() and not torch.isfinite(value).all():
-            raise CheckpointError(f"{path}: tensor {key!r} holds values that are not finite; train or download it again.")
+            raise CheckpointError(
+                f"{path}: tensor {key!r} holds values that are not finite; train or download it again."
+            )
     return Native(folder, config, tensors, getattr(torch, config["dtype"]))
 
 

@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 
 from drafterzoo.errors import CheckpointError, UsageError
 
@@ -23,7 +28,9 @@ def pull(repo_id: str, *, revision: str | None = None) -> Path:
     try:
         return Path(snapshot_download(repo_id, revision=revision, allow_patterns=["*.json", "*.safetensors", "*.md"]))
     except RevisionNotFoundError as error:
-        raise CheckpointError(f"hub:{repo_id}: has no revision {revision!r}; leave it out or name a branch, tag or commit.") from error
+        raise CheckpointError(
+            f"hub:{repo_id}: has no revision {revision!r}; leave it out or name a branch, tag or commit."
+        ) from error
     except RepositoryNotFoundError as error:
         raise CheckpointError(
             f"hub:{repo_id}: no such repository, or it is private and you are not logged in; check the name or run `hf auth login`."
@@ -49,7 +56,9 @@ def push(drafter: Drafter, repo_id: str, **options: Any) -> str:
         drafter.save_pretrained(folder)
         try:
             api.create_repo(repo_id, private=private, exist_ok=True)
-            commit = api.upload_folder(repo_id=repo_id, folder_path=folder, **{"commit_message": f"{drafter.spec} checkpoint", **options})
+            commit = api.upload_folder(
+                repo_id=repo_id, folder_path=folder, **{"commit_message": f"{drafter.spec} checkpoint", **options}
+            )
         except HfHubHTTPError as error:
             raise CheckpointError(f"hub:{repo_id}: the Hub refused the upload ({error}); log in with `hf auth login` and try again.") from error  # fmt: skip
     return str(commit.commit_url)

@@ -1,36 +1,63 @@
-"""Progress on stderr for anything that takes more than a moment: a bar with a count, a rate and the time left.
+"""Progress on stderr for anything that takes more than a moment: a bar with a count, a rate, the time left, and a remark.
 
-Knows rich; nothing of what is being done. Silent when stderr is not a terminal, but for one line at the start.
+Knows rich; nothing of what is being done. Where stderr is not a terminal, the title and the remarks become plain lines, at
+most one every ten seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
-console = Console(stderr=True)
+console = Console(stderr=True, highlight=False)
+_QUIET_SECONDS = 10.0
+
+
+class Bar:
+    """What `progress` yields: call it with the amount done since the last call."""
+
+    def __init__(self, bar: Progress | None, task: TaskID | None, unit: str) -> None:
+        self._bar, self._task, self._unit = bar, task, unit
+        self._spoke = time.monotonic()
+
+    def __call__(self, amount: float) -> None:
+        if self._bar is None or self._task is None:
+            return
+        self._bar.advance(self._task, amount)
+        speed = self._bar.tasks[self._task].speed
+        self._bar.update(self._task, rate=f"{speed:,.1f} {self._unit}" if speed else "")
+
+    def remark(self, text: str) -> None:
+        """Show a short remark beside the bar."""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, remark=text)
+        elif time.monotonic() - self._spoke >= _QUIET_SECONDS:
+            console.print(text)
+            self._spoke = time.monotonic()
 
 
 @contextmanager
-def progress(title: str, total: float, unit: str = "tok/s") -> Iterator[Callable[[float], None]]:
-    """Show `title` and a bar up to `total`; yields `advance(amount)`."""
+def progress(title: str, total: float, unit: str = "tok/s") -> Iterator[Bar]:
+    """Show `title` and a bar up to `total`; `unit` is what the rate counts."""
     if not console.is_terminal:
-        console.print(title, highlight=False)
-        yield lambda amount: None
+        console.print(title)
+        yield Bar(None, None, unit)
         return
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
+        TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[remark]}"),
     )  # fmt: skip
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(title, total=total, rate="")
-
-        def advance(amount: float) -> None:
-            bar.advance(task, amount)
-            speed = bar.tasks[task].speed
-            bar.update(task, rate=f"{speed:,.0f} {unit}" if speed else "")
-
-        yield advance
+        yield Bar(bar, bar.add_task(title, total=total, rate="", remark=""), unit)

@@ -131,7 +131,7 @@ class Registry(Generic[T]):
         if not entry.checked:
             base = _resolve(self._base) if isinstance(self._base, str) else self._base
             thing = entry.target
-            if not (issubclass(thing, base) if isinstance(thing, type) else isinstance(thing, base)):
+            if not _fits(thing, base):
                 raise UsageError(
                     f"{self.kind} {name!r} is {_address(thing)}, which is no {_address(base)}; derive it from that."
                 )
@@ -205,6 +205,16 @@ class Registry(Generic[T]):
         return iter(self.names())
 
 
+def _fits(thing: object, base: type) -> bool:
+    """Whether thing is a subclass or an instance of base. Of a protocol with data members, only instances are."""
+    if not isinstance(thing, type):
+        return isinstance(thing, base)
+    try:
+        return issubclass(thing, base)
+    except TypeError:
+        return False
+
+
 def _place(thing: Any) -> str:
     """` (file:line)` of a class or function that is imported, or nothing where Python cannot tell."""
     try:
@@ -215,7 +225,7 @@ def _place(thing: Any) -> str:
 
 DRAFTERS: Registry[type[Drafter]] = Registry("drafter", "drafterzoo.drafters.base:Drafter", "drafterzoo.drafters")
 WRAPPERS: Registry[type[Wrapper]] = Registry("wrapper", "drafterzoo.wrappers.base:Wrapper", "drafterzoo.wrappers")
-FORMATS: Registry[type[Format]] = Registry("format", "drafterzoo.formats.base:Format", "drafterzoo.formats")
+FORMATS: Registry[Format] = Registry("format", "drafterzoo.formats.base:Format", "drafterzoo.formats")
 SUITES: Registry[SuiteFile] = Registry("suite", "drafterzoo.evaluation.suites:SuiteFile", "drafterzoo.suites")
 
 BUILT_IN: dict[str, str] = {

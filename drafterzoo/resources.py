@@ -14,14 +14,13 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 def folder(name: Literal["recipes", "model_cards"]) -> Path:
-    """Return the folder of that name: beside the package in a checkout, inside it in an installed wheel.
+    """Return the folder of that name: beside the package in a checkout (there or not), inside it in a wheel.
 
-    Raises DrafterzooError when the installation has lost it.
+    Raises DrafterzooError when an installation has lost it.
     """
-    checkout = PACKAGE.parent / name
     # site-packages may hold anybody's `recipes`; only a checkout has our pyproject.toml beside it
-    if (PACKAGE.parent / "pyproject.toml").is_file() and checkout.is_dir():
-        return checkout
+    if (PACKAGE.parent / "pyproject.toml").is_file():
+        return PACKAGE.parent / name
     if (PACKAGE / name).is_dir():
         return PACKAGE / name
     raise DrafterzooError(f"the folder {name!r} is missing from {PACKAGE}; install drafterzoo again from its wheel.")

@@ -56,20 +56,21 @@ def test_options_reach_the_runner_and_only_those_typed(typed):
         == 0
     )
     assert typed.asked == {
-        "drafters": ["eagle3.1", "hub:a/b"], "suite": "gsm8k", "budget": ["chain:4", "24"], "limit": 5, "show_progress": True,
+        "drafters": ["eagle3.1", "hub:a/b"], "suite": "gsm8k", "budget": ["chain:4", "24"], "limit": 5,
+        "show_progress": True,
     }  # fmt: skip
 
 
 def test_every_option(typed):
     words = (
-        "--max-new-tokens 7 --temperature 0.5 --top-p 0.9 --top-k 4 --seed 3 --verification rejection --uncoupled --turns all "
-        "--batch-size 2 --warmup 0 --repeats 5 --exclude lookup --target t --threads 1 --data-dir d --out o"
+        "--max-new-tokens 7 --temperature 0.5 --top-p 0.9 --top-k 4 --seed 3 --verification rejection --uncoupled "
+        "--turns all --batch-size 2 --warmup 0 --repeats 5 --exclude lookup --target t --threads 1 --data-dir d --out o"
     )
     assert typed(*words.split()) == 0
     assert typed.asked == {
         "max_new_tokens": 7, "temperature": 0.5, "top_p": 0.9, "top_k": 4, "seed": 3, "verification": "rejection",
-        "coupled": False, "turns": "all", "batch_size": 2, "warmup": 0, "repeats": 5, "exclude": ["lookup"], "target": "t",
-        "data_dir": Path("d"), "out": Path("o"), "show_progress": True,
+        "coupled": False, "turns": "all", "batch_size": 2, "warmup": 0, "repeats": 5, "exclude": ["lookup"],
+        "target": "t", "data_dir": Path("d"), "out": Path("o"), "show_progress": True,
     }  # fmt: skip
     assert torch.get_num_threads() == 1
 
@@ -77,7 +78,7 @@ def test_every_option(typed):
 def test_the_table_goes_to_stdout_and_the_place_to_stderr(typed, capsys, tmp_path):
     typed()
     said = capsys.readouterr()
-    assert "plain decoding" in said.out and "texts: 2 of 16 differ" in said.out and "MB resident at most" in said.out
+    assert "τ with" in said.out and "texts: 2 of 16 differ" in said.out and "MB resident at most" in said.out
     assert "prompt p2, turn 1, token 4" in said.out
     assert str(tmp_path / "run") in said.err and str(tmp_path / "run") not in said.out
 

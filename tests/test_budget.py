@@ -20,7 +20,7 @@ def budgets(draw: st.DrawFn) -> Budget:
 
 
 def offered(budget: Budget) -> int:
-    """Candidates counted by playing the steps through: every grown node, and every reconsidered one, offers children."""
+    """Candidates counted by playing the steps through: every grown or reconsidered node offers children."""
     total = new = budget.offer
     grown = 1
     for _ in range(1, budget.depth):

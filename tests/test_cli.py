@@ -10,9 +10,9 @@ import importlib
 import inspect
 import io
 import json
+import os
 import subprocess
 import sys
-import time
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -23,8 +23,8 @@ import pytest
 from rich.console import Console
 
 import drafterzoo
+from drafterzoo.budget import Budget
 from drafterzoo.cli import VERBS, doctor, main
-from drafterzoo.cli.generate import as_list
 from drafterzoo.cli.tree_view import draw_tree, visible
 from drafterzoo.errors import CheckpointError, UsageError
 
@@ -77,13 +77,15 @@ def test_help_is_quick_and_imports_no_torch() -> None:
     code = (
         "import sys; from drafterzoo.cli import main; main(['--help']); print('torch' in sys.modules, file=sys.stderr)"
     )
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
+    spent = []
+    for _ in range(2):
+        before = os.times()
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        times.append(time.perf_counter() - start)
+        after = os.times()
+        spent.append(after.children_user - before.children_user + after.children_system - before.children_system)
         assert done.stderr.strip() == "False"
-    assert min(times) < 1.5, f"{min(times):.2f} s; half a second on a quiet machine"
+    # processor time, since a busy machine may take its time: 0.2 s where this was written
+    assert min(spent) < 0.8, f"{min(spent):.2f} s"
 
 
 USAGE = {
@@ -155,6 +157,11 @@ def test_our_own_mistakes_keep_their_traceback(verb: Callable[..., None]) -> Non
     verb(no_room(errno.ENOENT, "x"))
     with pytest.raises(FileNotFoundError):
         main(["doctor"])
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == drafterzoo.__version__
 
 
 def test_statuses_reach_the_shell() -> None:
@@ -272,64 +279,56 @@ def test_show_names_what_is_damaged(catalogue: Path, capsys: pytest.CaptureFixtu
 # -- generate --------------------------------------------------------------------------------------------------------
 
 
-@attrs.frozen
-class View:
-    tokens: list[int]
-    parents: list[int]
-    depths: list[int]
-    scores: list[float]
-    valid: list[bool]
-    path: list[int]
-
-
-@attrs.frozen
-class Event:
-    request: int
-    text: str
-    tokens: list[int]
-    round: View | None
-
-
 WORDS = {1: "The", 2: " cat", 3: " dog", 4: " sat", 5: ".", 6: "\n"}
 
 
-class FakeTarget:
-    name = "tiny"
-
+class FakeTokenizer:
     def decode(self, ids: list[int]) -> str:
         return "".join(WORDS[i] for i in ids)
+
+
+class FakeTarget:
+    name, tokenizer = "tiny", FakeTokenizer()
 
 
 @attrs.frozen
 class FakeDrafter:
     target: FakeTarget
+    budget: Budget = attrs.field(factory=lambda: Budget.chain(3))
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Replace load, load_target and stream; what they were called with ends up in the returned dict."""
+    from drafterzoo.engine.decode import Round, TreeView
+    from drafterzoo.generation import Chunk
+
     calls: dict[str, Any] = {}
     target = FakeTarget()
-    view = View(
+    tree = TreeView(
         tokens=[2, 3, 4, 0],
         parents=[0, 0, 1, 0],
         depths=[1, 1, 2, 0],
         scores=[-0.1, -2.0, -0.5, float("-inf")],
         valid=[True, True, True, False],
-        path=[0, 1, 3, 3],
+        path=[0, 1, 3],
     )
 
-    def stream(drafter: object, prompt: object, **options: Any) -> list[Event]:
+    def stream(drafter: object, prompt: object, *, keep_trees: bool, **options: Any) -> list[Chunk]:
         calls.update(options, drafter=drafter, prompt=prompt)
-        return [Event(0, "The", [1], None), Event(0, " cat sat.", [2, 4, 5], view)]
+        counters = Round(2, 3, 3, 3, 2, 3, 0.1, 0.2, 0.0, 1, tree if keep_trees else None)
+        return [Chunk(0, "The", [1], None, None), Chunk(0, " cat sat.", [2, 4, 5], counters, "length")]
 
-    def load(spec: str, target_: object = None) -> FakeDrafter:
-        calls.update(spec=spec, bound=target_)
+    def load(spec: str, named: object = None) -> FakeDrafter:
+        calls.update(spec=spec, bound=named)
         return FakeDrafter(target)
 
-    monkeypatch.setitem(vars(drafterzoo), "stream", stream)
-    monkeypatch.setitem(vars(drafterzoo), "load", load)
-    monkeypatch.setitem(vars(drafterzoo), "load_target", lambda *names: calls.update(target_name=names) or target)
+    def load_target(*names: str) -> FakeTarget:
+        calls.update(target_name=names)
+        return target
+
+    for name, stand_in in {"stream": stream, "load": load, "load_target": load_target}.items():
+        monkeypatch.setitem(vars(drafterzoo), name, stand_in)
     return calls
 
 
@@ -339,7 +338,7 @@ def test_generate_streams_the_answer_to_stdout_and_remarks_to_stderr(
     assert main(["generate", "Say it.", "-d", "lookup", "-b", "chain:4", "--temperature", "0.5", "--seed", "7"]) == 0
     said = capsys.readouterr()
     assert said.out == "The cat sat.\n"
-    assert "4 tokens in" in said.err and "1 rounds with drafts, 3.00 tokens a round" in said.err
+    assert "4 tokens in" in said.err and "1 target call after prefill, 3.00 tokens each" in said.err
     assert asked["spec"] == "lookup" and asked["bound"] is None and asked["prompt"] == "Say it."
     assert (str(asked["budget"]), asked["temperature"], asked["seed"]) == ("chain:4", 0.5, 7)
 
@@ -354,10 +353,14 @@ def test_generate_plain_needs_no_drafter(asked: dict[str, Any], capsys: pytest.C
 
 def test_generate_draws_trees(asked: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "Say it.", "--show-tree"]) == 0
-    shown = capsys.readouterr().out
-    assert "round 1: 2 of 3 accepted, then .; root  The" in shown
-    assert "␣cat  90.5%  ✓" in shown and "␣dog  13.5%\n" in shown.replace("  \n", "\n")
-    assert shown.rstrip().endswith("The cat sat.")
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "round 1: 2 of 3 accepted, then .; root  The",
+        "├── ␣cat  90.5%  ✓",
+        "│   └── ␣sat  60.7%  ✓",
+        "└── ␣dog  13.5%",
+        "The cat sat.",
+    ]
 
 
 def test_generate_gives_json(asked: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -365,7 +368,9 @@ def test_generate_gives_json(asked: dict[str, Any], capsys: pytest.CaptureFixtur
     found = json.loads(capsys.readouterr().out)
     assert found["text"] == "The cat sat." and found["tokens"] == [1, 2, 4, 5]
     assert (found["rounds"], found["tau"], found["target"], found["drafter"]) == (1, 3.0, "tiny", "eagle3.1")
-    assert found["trees"][0]["accepted"] == [1, 3] and found["trees"][0]["scores"][3] is None
+    assert (found["budget"], found["temperature"], found["verification"]) == ("chain:3", 0.0, "match")
+    tree = found["trees"][0]
+    assert (tree["accepted"], tree["scores"][3], tree["root"], tree["then"]) == ([1, 3], None, "The", ["."])
     assert main(["generate", "Say it.", "--json"]) == 0
     assert "trees" not in json.loads(capsys.readouterr().out)
 
@@ -384,11 +389,6 @@ def test_generate_refuses_a_bad_budget_before_anything_is_loaded(
 ) -> None:
     assert main(["generate", "Say it.", "--budget", "0"]) == 2
     assert "nodes is 0" in capsys.readouterr().err and not asked
-
-
-def test_tensors_and_sequences_become_lists() -> None:
-    torch = pytest.importorskip("torch")
-    assert as_list(torch.tensor([1, 2])) == as_list((1, 2)) == [1, 2]
 
 
 # -- the drawing -----------------------------------------------------------------------------------------------------

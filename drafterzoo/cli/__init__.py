@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
+from drafterzoo import __version__
 from drafterzoo.errors import DrafterzooError, UsageError, suggest
 
 # verb -> (where it lives, what `drafterzoo --help` says of it: the first line of that function's docstring)
@@ -36,7 +37,7 @@ Example: `drafterzoo generate "Explain rainbows." --show-tree`
 def build_app(typed: str | None = None) -> App:
     """The application. `typed` is the verb about to run: a summary given at registration would hide its docstring."""
     app = App(
-        name="drafterzoo", help=ABOUT, help_format="markdown", version=_version, suppress_keyboard_interrupt=False
+        name="drafterzoo", help=ABOUT, help_format="markdown", version=__version__, suppress_keyboard_interrupt=False
     )
     for order, (verb, (address, summary)) in enumerate(VERBS.items()):
         app.command(address, name=verb, help=None if verb == typed else summary, sort_key=order)
@@ -74,12 +75,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _complain(message: str, status: int) -> int:
     print(f"drafterzoo: {message}", file=sys.stderr)
     return status
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("drafterzoo")
-    except PackageNotFoundError:
-        return "unknown (not installed)"

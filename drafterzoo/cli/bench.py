@@ -45,8 +45,8 @@ def bench(
 
     Example: `drafterzoo bench -d eagle3.1 --suite starter --budget chain:4 --budget 8`
 
-    All cells answer the same prompts in one process, interleaved; plain decoding and `lookup` are always among them. Every
-    text is compared with plain decoding's. Raw counters go to a results directory.
+    All cells answer the same prompts in one process, interleaved; plain decoding and `lookup` are always among them.
+    Every text is compared with plain decoding's. Raw counters go to a results directory.
 
     Parameters
     ----------
@@ -57,8 +57,8 @@ def bench(
     suite
         A suite's name (`drafterzoo list suites`) or a JSONL file. Default: starter.
     budget
-        What a round may spend: `8` or `--nodes 8` (a tree of 8 nodes), `chain:4`, or `nodes=24,depth=6,grow=6,offer=6`; may be
-        given several times. Default: the drafters' own.
+        What a round may spend: `8` or `--nodes 8` (a tree of 8 nodes), `chain:4`, or `nodes=24,depth=6,grow=6,offer=6`;
+        may be given several times. Default: the drafters' own.
     max_new_tokens
         Stop each answer after this many tokens at the latest. Default: 128.
     temperature
@@ -68,7 +68,7 @@ def bench(
     top_k
         Draw from this many likeliest tokens; 0 (default) for all.
     seed
-        Seed of sampling, of the order of the cells, and of the intervals. Default: 0.
+        Seed of sampling and of the order of the cells; it does not change which prompts are asked. Default: 0.
     limit
         Ask only this many prompts, drawn evenly over the categories.
     verification
@@ -80,7 +80,7 @@ def bench(
     batch_size
         Prompts decoded together. Default: 1.
     warmup
-        Prompts decoded before anything is timed. Default: 1.
+        Batches decoded before anything is timed. Default: 1.
     repeats
         How often each answer is timed; the median counts. Default: 1.
     exclude
@@ -100,8 +100,9 @@ def bench(
     from drafterzoo.evaluation.runner import bench as measure
 
     typed = {
-        "drafters": drafter, "suite": suite, "budget": budget, "max_new_tokens": max_new_tokens, "temperature": temperature,
-        "top_p": top_p, "top_k": top_k, "seed": seed, "limit": limit, "verification": verification, "turns": turns,
+        "drafters": drafter, "suite": suite, "budget": budget, "max_new_tokens": max_new_tokens,
+        "temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed, "limit": limit,
+        "verification": verification, "turns": turns,
         "coupled": False if uncoupled else None, "batch_size": batch_size, "warmup": warmup, "repeats": repeats,
         "exclude": exclude, "target": target, "data_dir": data_dir, "out": output,
     }  # fmt: skip
@@ -116,10 +117,10 @@ def bench(
     result = measure(**options, show_progress=True)
     if json:
         print_json(result.summary)
-        return
-    out().print(result.table())
-    for line in remarks(result.summary):
-        out().print(line, markup=False)
+    else:
+        out().print(result.table())
+        for line in remarks(result.summary):
+            out().print(line, markup=False)
     err().print(f"results: {result.directory}", style="dim", markup=False, soft_wrap=True)
 
 
@@ -132,9 +133,8 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
     elif not lossless["different"]:
         lines.append(f"texts: all {lossless['texts']} equal plain decoding's, token for token")
     else:
-        lines.append(
-            f"texts: {lossless['different']} of {lossless['texts']} differ from plain decoding's, {lossless['ties']} by a tie"
-        )
+        counts = f"{lossless['different']} of {lossless['texts']}"
+        lines.append(f"texts: {counts} differ from plain decoding's, {lossless['ties']} by a tie")
     for place in lossless["differences"][:10]:
         gap = "gap unknown" if place["gap"] is None else f"gap {place['gap']:.2g}{', a tie' if place['tie'] else ''}"
         lines.append(

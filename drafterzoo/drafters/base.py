@@ -19,6 +19,7 @@ from drafterzoo import checkpoint
 from drafterzoo.budget import Budget
 from drafterzoo.engine.contract import Committed, Counters, DraftState, Frontier, Offers
 from drafterzoo.errors import CheckpointError, UsageError
+from drafterzoo.target.packed import PackedLinear, pack_linears
 
 if TYPE_CHECKING:
     from drafterzoo.engine.sampling import Selector
@@ -92,15 +93,18 @@ class Drafter(nn.Module):
     def check_target(self, target: Target) -> None:
         """Raise CheckpointError when the config cannot belong to this target."""
 
+    def borrow(self) -> None:
+        """Take from the target what the config says is the target's; called again when dtype or vocabulary changes."""
+
     # -- the contract of the engine ----------------------------------------------------------------------------
 
     def open(self, target: Target, n: int, capacity: int, depth: int, rows: int) -> DraftState:
         raise NotImplementedError(f"{self.name} must define open")
 
-    def observe(self, state: DraftState, committed: Committed) -> None:
+    def observe(self, state: Any, committed: Committed) -> None:
         raise NotImplementedError(f"{self.name} must define observe")
 
-    def expand(self, state: DraftState, frontier: Frontier, select: Selector) -> Offers:
+    def expand(self, state: Any, frontier: Frontier, select: Selector) -> Offers:
         raise NotImplementedError(f"{self.name} must define expand")
 
     def rows_per_round(self, depth: int, grow: int) -> int:
@@ -130,11 +134,20 @@ class Drafter(nn.Module):
         """The head's weight [D, h], for losses that never hold all logits at once."""
         raise NotImplementedError(f"{self.name} has no output head")
 
+    # -- inference ---------------------------------------------------------------------------------------------
+
+    def pack(self) -> None:
+        """Lay linear layers out for fast inference on CPU (target/packed.py); training is over after that."""
+        pack_linears(self)
+
     # -- the native checkpoint ---------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint holds: floats in the storage dtype, maps in their own; borrowed tensors are not in it."""
         state = self.state_dict()
+        for name, module in self.named_modules():
+            if isinstance(module, PackedLinear):
+                state[f"{name}.weight"] = module.to_dense()
         return {
             key: (value.to(self.storage_dtype) if value.is_floating_point() else value).detach().cpu().contiguous()
             for key, value in state.items()
@@ -196,7 +209,9 @@ def with_options(config_class: type, drafter: str, values: Mapping[str, Any], op
     fields = [f.name for f in attrs.fields(config_class)]
     for key in options:
         if key not in fields:
-            raise UsageError(f"{drafter}: no option {key!r}{suggest(key, fields)}; the options are {', '.join(fields)}.")
+            raise UsageError(
+                f"{drafter}: no option {key!r}{suggest(key, fields)}; the options are {', '.join(fields)}."
+            )
     merged = {**values, **options}
     return checkpoint.structure(config_class, merged, f"options of {drafter}", UsageError)
 

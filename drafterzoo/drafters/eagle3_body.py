@@ -21,6 +21,7 @@ from drafterzoo.drafters.base import Drafter, UnrollBatch, counted, with_options
 from drafterzoo.drafters.context import ContextCache
 from drafterzoo.engine.contract import Committed, Counters, Frontier, Offers
 from drafterzoo.errors import CheckpointError, UsageError
+from drafterzoo.target.packed import PackedLinear, can_pack
 
 if TYPE_CHECKING:
     from drafterzoo.engine.sampling import Selector
@@ -33,7 +34,7 @@ class Eagle3Config:
 
     taps: boundaries of the target, fused in this order. head, embedding: "borrowed" takes the target's (the head cut to the
     draft vocabulary) and saves nothing; "own" stores them in the checkpoint. The four norm flags are those of eagle.md 1.2
-    and 1.3. coupling: scale of the coupled score at temperature above zero (engine/sampling.py), fitted after training.
+    and 1.3. coupling: weights of log q and of the noise in the coupled score (engine/sampling.py), fitted after training.
     """
 
     vocab_size: int
@@ -56,15 +57,21 @@ class Eagle3Config:
     norm_before_residual: bool = False
     head: Literal["own", "borrowed"] = "own"
     embedding: Literal["own", "borrowed"] = "borrowed"
-    coupling: float = 1.0
+    coupling: tuple[float, float] = (1.0, 1.0)
 
     def __attrs_post_init__(self) -> None:
         if self.fc_norm and self.norm_before_fc:
-            raise UsageError("eagle3: fc_norm and norm_before_fc exclude each other (eagle.md 1.3); set one of them to false.")
+            raise UsageError(
+                "eagle3: fc_norm and norm_before_fc exclude each other (eagle.md 1.3); set one of them to false."
+            )
         if self.num_heads % self.num_kv_heads:
-            raise UsageError(f"eagle3: num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}.")
+            raise UsageError(
+                f"eagle3: num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}."
+            )
         if not self.taps or self.num_layers < 1:
-            raise UsageError("eagle3: at least one tap and one layer are needed, for example taps=(2, 15, 27), num_layers=1.")
+            raise UsageError(
+                "eagle3: at least one tap and one layer are needed, for example taps=(2, 15, 27), num_layers=1."
+            )
         if not 0 < self.draft_vocab_size <= self.vocab_size:
             raise UsageError(
                 f"eagle3: draft_vocab_size={self.draft_vocab_size} must lie between 1 and the target's {self.vocab_size}."
@@ -181,6 +188,7 @@ class Eagle3Body(Drafter):
             self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
             self.register_buffer("t2d", torch.arange(config.vocab_size) < config.draft_vocab_size)
         self._borrowed: dict[str, Any] = {}
+        self.borrow()
 
     # -- construction ------------------------------------------------------------------------------------------
 
@@ -217,12 +225,6 @@ class Eagle3Body(Drafter):
         )  # fmt: skip
 
     @classmethod
-    def create(cls, target: Target, **options: Any) -> Eagle3Body:
-        drafter = super().create(target, **options)
-        drafter.borrow()
-        return drafter
-
-    @classmethod
     def from_checkpoint(cls, saved: Any, target: Target) -> Eagle3Body:
         drafter = super().from_checkpoint(saved, target)
         drafter.check_maps(saved.weights_file)
@@ -252,7 +254,7 @@ class Eagle3Body(Drafter):
 
     def set_vocabulary(self, ids: Tensor) -> None:
         """Fix the draft vocabulary to these target ids [D] (any order; stored ascending). Raises UsageError if they cannot be."""
-        ids = ids.unique().to(self.fc.weight.device)
+        ids = ids.unique().to(self.norm.weight.device)
         if len(ids) != self.config.draft_vocab_size or ids[0] < 0 or ids[-1] >= self.config.vocab_size:
             raise UsageError(
                 f"{self.name}: a draft vocabulary of {self.config.draft_vocab_size} different ids below "
@@ -282,12 +284,16 @@ class Eagle3Body(Drafter):
 
     def borrow(self) -> None:
         """Take the target's embedding and head rows, as far as the config says so. Nothing of them is trained or saved."""
-        dtype = self.fc.weight.dtype
+        dtype = self.norm.weight.dtype
         if self.config.embedding == "borrowed":
             self._borrowed["embedding"] = self.target.embedding_weight().detach()
         if self.config.head == "borrowed":
-            self._borrowed["head"] = self.target.head_weight(self.vocabulary).detach().to(dtype)
-        self._borrowed["ids"] = None if not self._reduced else torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
+            head = nn.utils.skip_init(nn.Linear, self.config.hidden_size, self.config.draft_vocab_size, bias=False)
+            head.weight = nn.Parameter(self.target.head_weight(self.vocabulary).detach().to(dtype), requires_grad=False)
+            self._borrowed["linear"] = head
+        self._borrowed["ids"] = (
+            None if not self._reduced else torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
+        )
 
     @property
     def _reduced(self) -> bool:
@@ -305,11 +311,11 @@ class Eagle3Body(Drafter):
         """Embeddings [..., h] of target ids."""
         if self.config.embedding == "own":
             return self.embed_tokens(tokens)
-        return functional.embedding(tokens, self._borrowed["embedding"]).to(self.fc.weight.dtype)
+        return functional.embedding(tokens, self._borrowed["embedding"]).to(self.norm.weight.dtype)
 
     def fc_input(self, features: Tensor) -> Tensor:
         """The concatenated taps [..., T*H] with the norms that the flags put before `fc`."""
-        features = features.to(self.fc.weight.dtype)
+        features = features.to(self.norm.weight.dtype)
         if self.config.norm_before_fc:
             features = self.input_norm(features)
         if self.config.fc_norm:
@@ -329,15 +335,21 @@ class Eagle3Body(Drafter):
     def logits(self, hidden: Tensor) -> Tensor:
         if self.config.head == "own":
             return self.lm_head(hidden)
-        return functional.linear(hidden, self._borrowed["head"])
+        return self._borrowed["linear"](hidden)
 
     def head_matrix(self) -> Tensor:
-        return self.lm_head.weight if self.config.head == "own" else self._borrowed["head"]
+        head = self.lm_head if self.config.head == "own" else self._borrowed["linear"]
+        return head.to_dense() if isinstance(head, PackedLinear) else head.weight
+
+    def pack(self) -> None:
+        super().pack()
+        if isinstance(head := self._borrowed.get("linear"), nn.Linear) and can_pack(head):
+            self._borrowed["linear"] = PackedLinear(head)
 
     # -- drafting ----------------------------------------------------------------------------------------------
 
     def open(self, target: Target, n: int, capacity: int, depth: int, rows: int) -> Eagle3State:
-        c, like = self.config, self.fc.weight
+        c, like = self.config, self.norm.weight
         cache = ContextCache(
             n, capacity, rows, layers=c.num_layers, kv_heads=c.num_kv_heads, head_dim=c.head_dim,
             device=like.device, dtype=like.dtype,
@@ -351,7 +363,13 @@ class Eagle3Body(Drafter):
         slots = cache.committed_slots(committed.positions, committed.valid)
         mask = cache.committed_mask(committed.positions, committed.valid)
         hidden = self._forward(
-            state, committed.next_tokens, self.fuse(committed.features), committed.positions, slots, mask, cache.committed
+            state,
+            committed.next_tokens,
+            self.fuse(committed.features),
+            committed.positions,
+            slots,
+            mask,
+            cache.committed,
         )
         newest = committed.last[:, None]
         cache.lengths = committed.positions.gather(1, newest)[:, 0] + 1
@@ -367,7 +385,13 @@ class Eagle3Body(Drafter):
         sources = frontier.sources[..., None].expand(-1, -1, state.outputs.shape[-1])
         mask = state.cache.drafted_mask(frontier.visible[:, :, 1:])
         hidden = self._forward(
-            state, frontier.tokens, state.outputs.gather(1, sources), frontier.positions - 1, slots, mask, state.cache.everything
+            state,
+            frontier.tokens,
+            state.outputs.gather(1, sources),
+            frontier.positions - 1,
+            slots,
+            mask,
+            state.cache.everything,
         )
         state.outputs[:, first : first + width], normed = self.finish(hidden)
         return select(self.logits(normed), frontier, self._borrowed["ids"])
@@ -416,7 +440,9 @@ class Eagle3Body(Drafter):
             keys = layer.self_attn.keys(x, cos, sin)
             wanted = batch if index == len(self.layers) - 1 else everything  # earlier layers feed the keys of all rows
             residual, x = _at(residual, wanted.queries), _at(x, wanted.queries)
-            here = rotary(_at(batch.positions, wanted.queries), self.config.head_dim, self.config.rope_theta, hidden.dtype)
+            here = rotary(
+                _at(batch.positions, wanted.queries), self.config.head_dim, self.config.rope_theta, hidden.dtype
+            )
             hidden = layer.leave(residual, grouped_attention(layer.self_attn.queries(x, *here), *keys, _causal(wanted)))
             chains.append([keys])
         return chains, hidden

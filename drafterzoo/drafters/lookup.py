@@ -34,8 +34,8 @@ class LookupConfig:
     def __attrs_post_init__(self) -> None:
         if not 1 <= self.min_ngram <= self.max_ngram:
             raise UsageError(
-                f"lookup: min_ngram={self.min_ngram} and max_ngram={self.max_ngram}, expected 1 <= min_ngram <= max_ngram; "
-                f"for example lookup(max_ngram=3, min_ngram=1)."
+                f"lookup: min_ngram={self.min_ngram} and max_ngram={self.max_ngram}, expected 1 <= min_ngram <= "
+                f"max_ngram; for example lookup(max_ngram=3, min_ngram=1)."
             )
 
 
@@ -43,9 +43,9 @@ class LookupConfig:
 class LookupState:
     """Requests in flight.
 
-    text [n, capacity+1]: the committed tokens, root included; roots [n]: the root's position; longest: host-known bound.
-    ends [n, C]: where the matched n-grams end, best first; weights [n, C], 0 for no match. agreeing [n, 1+rows, C]: which
-    matches have gone the way of each row of this round.
+    text [n, capacity+1]: the committed tokens, root included; roots [n]: the root's position; longest: host-known
+    bound. ends [n, C]: where the matched n-grams end, best first; weights [n, C], 0 for no match. agreeing [n, 1+rows,
+    C]: which matches have gone the way of each row of this round.
     """
 
     text: Tensor
@@ -144,7 +144,7 @@ class Lookup(Drafter):
 
     @staticmethod
     def _following(state: LookupState, ahead: Tensor) -> Tensor:
-        """The token `ahead` [n, R] places after each match: [n, R, C]. A match that runs into the root goes round again."""
+        """The token `ahead` [n, R] places after each match: [n, R, C]. One that runs into the root goes round again."""
         period = (state.roots[:, None] - state.ends).clamp(min=1)[:, None]
         places = state.ends[:, None] + 1 + (ahead[..., None] - 1) % period
         places = places.clamp(min=0, max=state.text.shape[1] - 1)

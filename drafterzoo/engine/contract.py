@@ -9,7 +9,7 @@ by the target. Features exist for positions 0..N-2. A draft node of depth d lies
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import attrs
 from torch import Tensor
@@ -64,13 +64,16 @@ class Verdict:
 class Committed:
     """Rows of the committed text that the target has newly read, in order. The newest row is at index `last`.
 
+    A request that has finished but is still in the batch has no valid row; its row `last` is the newest it committed.
+
     tokens      [n, R] int64   x_t
     next_tokens [n, R] int64   x_{t+1}; for the newest row this is the root
     positions   [n, R] int64   t
     features    [n, R, T*H]    the drafter's taps of row t, concatenated in tap order ([n, R, 0] when it has none)
     valid       [n, R] bool    padding may stand before (prefill) or after (rounds) the valid rows
     last        [n] int64      index of the newest valid row
-    longest     int            host-known upper bound of positions + 1: how much of a context buffer need be looked at
+    longest     int            host-known upper bound of positions + 1: how much of a context buffer need be looked at (that of
+                               finished requests included)
     tree, verdict, tree_features [n, 1+B, T*H]: the round these rows come from, None after prefill. For wrappers that
                                keep more than the accepted path.
     """
@@ -171,18 +174,25 @@ class DraftState(Protocol):
 class Proposer(Protocol):
     """What the engine asks of a drafter, bare or wrapped."""
 
-    taps: tuple[int, ...]
-    capabilities: frozenset[str]
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Boundaries of the target it reads (eagle.md 0.3)."""
+        ...
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """What wrappers may ask of it: "recurrent", "context_rows"."""
+        ...
 
     def open(self, target: Target, n: int, capacity: int, depth: int, rows: int) -> DraftState:
         """Memory for n requests of up to `capacity` committed tokens, `depth` draft steps and `rows` forwarded rows a round."""
         ...
 
-    def observe(self, state: DraftState, committed: Committed) -> None:
+    def observe(self, state: Any, committed: Committed) -> None:
         """Take newly committed rows into the context; forget everything drafted. Forms the root distribution."""
         ...
 
-    def expand(self, state: DraftState, frontier: Frontier, select: Selector) -> Offers:
+    def expand(self, state: Any, frontier: Frontier, select: Selector) -> Offers:
         """Children for the frontier. In step 0 the frontier is the root, whose distribution `observe` has formed."""
         ...
 

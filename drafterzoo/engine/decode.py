@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import attrs
 import torch
@@ -39,10 +40,10 @@ class TreeView:
 class Round:
     """Raw counters of one target call for one request. Tokens that prefill gave belong to no round.
 
-    accepted: draft nodes on the verified path; committed: tokens this call committed, the target's own included; both are
-    cut at a stop token. emitted: committed, cut at max_new_tokens too. drafted: draft nodes verified, root excluded.
-    forwards, rows: forwards of the drafter's block, and the rows a request had in them.
-    draft_s, verify_s, rest_s: seconds of the round, which `batch` requests shared.
+    accepted: draft nodes on the verified path; committed: tokens this call committed, the target's own included; both
+    are cut at a stop token. emitted: committed, cut at max_new_tokens too. drafted: draft nodes verified, root
+    excluded. forwards, rows: forwards of the drafter's block, and the rows a request had in them. draft_s, verify_s,
+    rest_s: seconds of the round, which `batch` requests shared.
     """
 
     accepted: int
@@ -74,7 +75,7 @@ class Emission:
 
 @attrs.frozen
 class Settings:
-    """What decoding is asked to do. max_new_tokens is exact; `stops` are token ids that end an answer and belong to it."""
+    """What decoding is asked to do. max_new_tokens is exact; `stops` are token ids that end an answer, as its last."""
 
     budget: Budget | None
     sampling: Sampling
@@ -93,10 +94,11 @@ def check(target: Target, prompts: Sequence[Sequence[int]], max_new_tokens: int)
     for number, prompt in enumerate(prompts):
         if not len(prompt):
             raise UsageError(f"generate: prompt {number} is empty; give it at least one token.")
-        if min(prompt) < 0 or max(prompt) >= target.vocab_size:
+        foreign = [token for token in (min(prompt), max(prompt)) if not 0 <= token < target.vocab_size]
+        if foreign:
             raise UsageError(
-                f"generate: prompt {number} holds token id {max(prompt) if max(prompt) >= target.vocab_size else min(prompt)}, "
-                f"but {target.name} has ids 0 to {target.vocab_size - 1}; encode it with this target's tokenizer."
+                f"generate: prompt {number} holds token id {foreign[0]}, but {target.name} has ids 0 to "
+                f"{target.vocab_size - 1}; encode it with this target's tokenizer."
             )
         if len(prompt) >= limit:
             raise UsageError(
@@ -105,8 +107,8 @@ def check(target: Target, prompts: Sequence[Sequence[int]], max_new_tokens: int)
             )
         if len(prompt) + max_new_tokens > limit:
             raise UsageError(
-                f"generate: prompt {number} has {len(prompt)} tokens and max_new_tokens={max_new_tokens} more do not fit "
-                f"into the {limit} positions of {target.name}; set max_new_tokens to at most {limit - len(prompt)}."
+                f"generate: prompt {number} has {len(prompt)} tokens, and max_new_tokens={max_new_tokens} more do not "
+                f"fit into the {limit} positions of {target.name}; set max_new_tokens to at most {limit - len(prompt)}."
             )
 
 
@@ -122,7 +124,6 @@ def decode(
     drafter None decodes plainly. keys: one per prompt; the same key draws the same noise, whatever the batch.
     Raises UsageError (see `check`) before anything is decoded.
     """
-    check(target, prompts, settings.max_new_tokens)
     batch = Batch(drafter, target, prompts, settings, keys)
     yield from batch.prefill()
     while batch.alive:
@@ -162,7 +163,10 @@ class Stopwatch:
 
 
 class Batch:
-    """Requests in flight. `alive`: how many are not finished; those that are stay frozen until the batch is compacted."""
+    """Requests in flight. Finished ones stay frozen until the batch is compacted.
+
+    Raises UsageError (see `check`), or when the memory cannot be had.
+    """
 
     def __init__(
         self,
@@ -172,6 +176,7 @@ class Batch:
         settings: Settings,
         keys: Sequence[int],
     ) -> None:
+        check(target, prompts, settings.max_new_tokens)
         budget = settings.budget
         if drafter is not None and budget is None:
             raise UsageError("decode: a drafter needs a budget; for example Budget.tree(24) or Budget.chain(4).")
@@ -202,6 +207,7 @@ class Batch:
 
     @property
     def alive(self) -> int:
+        """How many requests are not finished."""
         return sum(self.living)
 
     # ------------------------------------------------------------------------------------------------- prefill
@@ -257,7 +263,7 @@ class Batch:
         counts = self.state.counters.take() if self.drafter is not None else (0, 0)
         facts = self._facts(tree, tokens, verdict)  # the one synchronisation of the round
         draft_s, verify_s = watch.between(1, 2), watch.between(2, 3)
-        views = self._views(tree, verdict) if self.settings.keep_trees else [None] * n
+        views = self._views(tree, verdict) if self.settings.keep_trees else None
         rows = [row for row in range(n) if self.living[row]]
         cuts = [(row, *self._cut(row, facts[row])) for row in rows]
         self.fresh = None if self.static else max(facts[row][0] for row in rows) + 1
@@ -267,7 +273,17 @@ class Batch:
         rest_s = watch.total() - draft_s - verify_s
         for row, accepted, committed in cuts:
             made = Round(
-                accepted, len(committed), 0, facts[row][2], *counts, draft_s, verify_s, rest_s, len(rows), views[row]
+                accepted=accepted,
+                committed=len(committed),
+                emitted=0,
+                drafted=facts[row][2],
+                forwards=counts[0],
+                rows=counts[1],
+                draft_s=draft_s,
+                verify_s=verify_s,
+                rest_s=rest_s,
+                batch=len(rows),
+                tree=views[row] if views else None,
             )
             emissions.append(self._emit(row, committed, made, draft_s + verify_s + rest_s))
         self._settle()
@@ -314,7 +330,8 @@ class Batch:
         return Committed(
             tokens=kept,
             next_tokens=torch.where(steps == verdict.accepted[:, None], verdict.next_token[:, None], ahead),
-            positions=self.roots[:, None] + steps,
+            # A frozen request stands where it stood: no valid row, and `last` at its newest one.
+            positions=(self.roots + accepted.clamp(max=0))[:, None] + steps,
             features=reading.features.gather(1, path[..., None].expand(-1, -1, reading.features.shape[-1])),
             valid=steps <= accepted[:, None],
             last=accepted.clamp(min=0),
@@ -332,11 +349,11 @@ class Batch:
 
     def _views(self, tree: DraftTree, verdict: Verdict) -> list[TreeView]:
         parts = (tree.tokens, tree.parents, tree.depths, tree.scores, tree.valid, verdict.path)
-        lists = [part.tolist() for part in parts]
+        tokens, parents, depths, scores, valid, paths = (part.tolist() for part in parts)
         kept = verdict.accepted.tolist()
         return [
-            TreeView(*(part[row] for part in lists[:5]), path=lists[5][row][: kept[row] + 1])
-            for row in range(len(self.members))
+            TreeView(tokens[row], parents[row], depths[row], scores[row], valid[row], paths[row][: kept[row] + 1])
+            for row in range(len(kept))
         ]
 
     # ---------------------------------------------------------------------------------------------- bookkeeping
@@ -364,14 +381,13 @@ class Batch:
         return Emission(self.members[row], tokens, made, finished, seconds)
 
     def _settle(self) -> None:
-        """Freeze what has finished; drop it once at least a quarter of the batch is frozen. Then fix what the host knows."""
+        """Freeze what has finished; drop it once a quarter of the batch is frozen. Then fix what the host knows."""
         if self.alive and 4 * self.alive <= 3 * len(self.members):
             self._compact([row for row, lives in enumerate(self.living) if lives])
         self.moving = torch.tensor(self.living, device=self.device)
         if self.pending is not None:
-            longest = max((length for length, lives in zip(self.lengths, self.living, strict=True) if lives), default=0)
             valid = self.pending.valid & self.moving[:, None]
-            self.pending = attrs.evolve(self.pending, valid=valid, longest=longest)
+            self.pending = attrs.evolve(self.pending, valid=valid, longest=max(self.lengths))
 
     def _compact(self, rows: list[int]) -> None:
         kept = torch.tensor(rows, dtype=torch.int64, device=self.device)
@@ -388,14 +404,10 @@ class Batch:
         self.lengths = [self.lengths[row] for row in rows]
 
 
-def _kept(value: Committed, rows: Tensor) -> Committed:
-    """The given requests of a Committed, with the tree and verdict in it."""
-
-    def choose(field: object) -> object:
-        if isinstance(field, Tensor):
-            return field[rows]
-        if isinstance(field, DraftTree | Verdict):
-            return attrs.evolve(field, **{a.name: choose(getattr(field, a.name)) for a in attrs.fields(type(field))})
-        return field
-
-    return attrs.evolve(value, **{a.name: choose(getattr(value, a.name)) for a in attrs.fields(Committed)})
+def _kept(value: Any, rows: Tensor) -> Any:
+    """The given requests of a container of batched tensors, and of the containers in it."""
+    if isinstance(value, Tensor):
+        return value[rows]
+    if attrs.has(type(value)):
+        return attrs.evolve(value, **{a.name: _kept(getattr(value, a.name), rows) for a in attrs.fields(type(value))})
+    return value

@@ -1,10 +1,10 @@
-"""Randomness and distributions: seed-exact noise, the processing that target and draft share, and how offers are chosen.
+"""Randomness and distributions: seed-exact noise, processing shared by target and draft, the choice of offers.
 
 Knows tensors, positions and request keys; nothing of drafters, targets, trees or budgets.
 
-Every random number is a pure function of (seed, stream, request key, counters): integer hashing in int64, the same on every
-device, in every batch and for every drafter. The four streams never meet: sharing noise between draft, acceptance test and
-residual draw biases the output.
+Every random number is a pure function of (seed, stream, request key, counters): integer hashing in int64, the same on
+every device, in every batch and for every drafter. The four streams never meet: sharing noise between draft,
+acceptance test and residual draw biases the output.
 """
 
 from __future__ import annotations
@@ -75,9 +75,10 @@ def _rule(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None
 class Sampling:
     """How the target's distribution is processed, and by which exact rule drafts are accepted.
 
-    temperature 0 takes the likeliest token. top_k 0 and top_p 1 filter nothing. verification: "match" follows the target's
-    own seed-exact choice, so every drafter gives the same text; "rejection" is exact in distribution only. coupled: with
-    `match` above temperature 0, drafters rank their children with the same noise as the target (arXiv 2408.07978).
+    temperature 0 takes the likeliest token. top_k 0 and top_p 1 filter nothing. verification: "match" follows the
+    target's own seed-exact choice, so every drafter gives the same text; "rejection" is exact in distribution only.
+    coupled: with `match` above temperature 0, drafters rank their children with the same noise as the target (arXiv
+    2408.07978).
 
     Raises UsageError when a field is out of range.
     """
@@ -103,10 +104,10 @@ class Sampling:
 
 
 def filtered(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Logits [..., V] at the temperature, -inf outside top-k and top-p, not normalised: float32, or float64 if given so.
+    """Logits [..., V] at the temperature, -inf outside top-k and top-p, not normalised: float32 (float64 if given so).
 
-    Tokens that tie with the last one admitted are admitted too, so the result does not depend on the order of a sort. At
-    temperature 0 the logits come back as they are: ranks are all that matters there.
+    Tokens that tie with the last one admitted are admitted too, so the result does not depend on the order of a sort.
+    At temperature 0 the logits come back as they are: ranks are all that matters there.
     """
     if logits.dtype not in (torch.float32, torch.float64):
         logits = logits.float()
@@ -134,9 +135,9 @@ def _nucleus_floor(logits: Tensor, top_p: float) -> Tensor:
     """The logit [..., 1] of the last token of the smallest set of likeliest tokens that holds `top_p`."""
     total = logits.logsumexp(-1, keepdim=True)
     width = logits.shape[-1]
-    # A sort of the whole vocabulary costs milliseconds on a CPU, and a short prefix nearly always holds the mass. Whether
-    # it does is asked only there, where asking is free; the answer is the same either way.
-    prefixes = [size for size in (64, 1024) if size < width] if logits.device.type == "cpu" else []
+    # A sort of the whole vocabulary costs milliseconds on a CPU, and a short prefix nearly always holds the mass.
+    # Whether it does is asked only there, where asking is free; the answer is the same either way.
+    prefixes = [size for size in (64, 1024, 8192) if size < width] if logits.device.type == "cpu" else []
     for size in [*prefixes, width]:
         likeliest = logits.topk(size, dim=-1).values if size < width else logits.sort(-1, descending=True).values
         mass = (likeliest - total).exp().cumsum(-1)
@@ -174,7 +175,7 @@ class Hash:
         self._columns = _mix(torch.arange(1, width + 1, device=device) * _STEP)
 
     def uniform(self, keys: Tensor, width: int | None = None) -> Tensor:
-        """float32 [..., width] in [0, 1), for keys [...]. Small values keep full relative precision (63 random bits)."""
+        """float32 [..., width] in [0, 1) for keys [...]; small values keep full relative precision (63 random bits)."""
         x = keys[..., None] ^ self._columns[:width]
         x.mul_(_SPREAD_A)
         x.bitwise_xor_((x >> 32).bitwise_and_(_LOW32))
@@ -183,14 +184,15 @@ class Hash:
         return x.float().mul_(2.0**-63).clamp_(max=_BELOW_ONE)
 
     def gumbel(self, keys: Tensor, width: int | None = None) -> Tensor:
-        """Standard Gumbel float32 [..., width]: -log E with E = -log(1-u), which is precise where it matters, at great g."""
+        """Standard Gumbel float32 [..., width]: -log E with E = -log(1-u), precise at great g, where it matters."""
         return self.uniform(keys, width).neg_().log1p_().neg_().log_().neg_()
 
 
 class NoiseBook:
     """The match noise of every open position: made once when the position opens, kept until it is decided.
 
-    For each of n requests the positions root+1 .. root+window are open. A ring: position t lies at slot t modulo window.
+    For each of n requests the positions root+1 .. root+window are open. A ring: position t lies at slot t modulo
+    window.
     """
 
     def __init__(self, keys: Tensor, hash: Hash, width: int, window: int) -> None:
@@ -198,7 +200,7 @@ class NoiseBook:
         self._values = torch.empty(len(keys), window, width, device=keys.device)
 
     def open(self, roots: Tensor, fresh: int) -> None:
-        """Make the noise of the last `fresh` positions of the window after the roots [n]; the others are there already."""
+        """Make the noise of the last `fresh` positions of the window after the roots [n]; the others are there."""
         fresh = min(fresh, self.window)
         newest = roots[:, None] + torch.arange(self.window - fresh + 1, self.window + 1, device=roots.device)
         noise = self._hash.gumbel(derive(self._keys[:, None], newest), self._values.shape[-1])
@@ -236,13 +238,13 @@ class Sampler:
         return derive(derive(_mix(seed + _STEP), stream), self._keys)
 
     def begin(self, roots: Tensor, fresh: int | None = None) -> None:
-        """The round after the roots at positions [n] begins; `fresh`: how far the roots moved at most (None: unknown)."""
+        """The round after the roots at positions [n] begins; `fresh`: how far they moved at most (None: unknown)."""
         self.roots = roots
         if self.book is not None:
             self.book.open(roots, self.window if fresh is None else fresh)
 
     def choose(self, logits: Tensor, positions: Tensor) -> Tensor:
-        """The target's own token [n] for open positions [n], from its logits [n, V]: argmax of processed log p + noise."""
+        """The target's own token [n] for open positions [n], from its logits [n, V]: argmax of processed log p + g."""
         if self.book is None:
             return logits.argmax(-1)
         return (filtered(logits, self.sampling) + self.book.at(positions[:, None])[:, 0]).argmax(-1)
@@ -280,8 +282,8 @@ class Coupling:
 
     Coupled drafting ranks children by log q + g, but q is not p, so the leader is the target's choice with some chance
     only. If log p differs from log q by errors of a Gumbel-like scale s, that chance is softmax((log q + g) / s): both
-    weights 1/s. Two weights allow for errors that grow where q is small. `engine/coupling.py` fits them. The weights are
-    those at temperature 1: temperature T divides the errors by T too, so there both are T times as great.
+    weights 1/s. Two weights allow for errors that grow where q is small. `engine/coupling.py` fits them. The weights
+    are those at temperature 1: temperature T divides the errors by T too, so there both are T times as great.
     """
 
     prior: float = 1.0

@@ -38,9 +38,9 @@ def grow(
 def allocation(budget: Budget) -> tuple[int, ...]:
     """Nodes per level, fixed before anything is drawn; they add up to `budget.nodes`.
 
-    For `rejection`: were the final cut to weigh levels against each other by what was drawn, a child's place in the tree
-    would depend on its own token, and the output would be biased. Greedy on the chance, at a nominal acceptance a, that
-    the j-th slot of level l is what one more node buys: a^(l-1) * a (1-a)^(j-1).
+    For `rejection`: were the final cut to weigh levels against each other by what was drawn, a child's place in the
+    tree would depend on its own token, and the output would be biased. Greedy on the chance, at a nominal acceptance
+    a, that the j-th slot of level l is what one more node buys: a^(l-1) * a (1-a)^(j-1).
     """
     a = NOMINAL_ACCEPTANCE
     levels = [0] * budget.depth
@@ -59,8 +59,9 @@ def allocation(budget: Budget) -> tuple[int, ...]:
 class Growth:
     """The pool of candidates of one round. Index 0 is the root, index i+1 the pool's node i.
 
-    tokens, parents, depths [n, 1+N] int64; paths [n, 1+N] sums of scores, -inf for no offer; ranks [n, 1+N] what the final
-    cut goes by; sources, rows [n, 1+N]: the row that offered a node, and the row in which it was forwarded itself.
+    tokens, parents, depths [n, 1+N] int64; paths [n, 1+N] sums of scores, -inf for no offer; ranks [n, 1+N] what the
+    final cut goes by; sources, rows [n, 1+N]: the row that offered a node, and the row in which it was forwarded
+    itself.
     """
 
     def __init__(self, tokens: Tensor, positions: Tensor, rows: int) -> None:
@@ -184,7 +185,7 @@ def _only_best(ranks: Tensor, slots: int) -> Tensor:
 
 
 def ancestors(tree: DraftTree, depth: int) -> Tensor:
-    """[n, 1+B, 1+B] bool: the rows of (root, nodes) that each row attends, its ancestors and itself. `depth` bounds the tree's."""
+    """[n, 1+B, 1+B] bool: which of (root, nodes) each of them attends: its ancestors and itself, `depth` up at most."""
     n, width = tree.tokens.shape
     itself = torch.eye(1 + width, dtype=torch.bool, device=tree.tokens.device).expand(n, -1, -1)
     if not width:
@@ -197,12 +198,17 @@ def ancestors(tree: DraftTree, depth: int) -> Tensor:
 
 
 def narrowed(tree: DraftTree, width: int) -> DraftTree:
-    """The tree cut to its first `width` nodes; padding stands last, so nothing is lost where at most `width` are valid."""
+    """The tree cut to its first `width` nodes; padding stands last, so no node is lost where `width` are valid."""
     if width >= tree.width:
         return tree
-    q = None if tree.q is None else tree.q[:, : 1 + width]
-    cut = (t[:, :width] for t in (tree.tokens, tree.parents, tree.depths, tree.scores, tree.valid))
-    return DraftTree(*cut, q=q)
+    return DraftTree(
+        tokens=tree.tokens[:, :width],
+        parents=tree.parents[:, :width],
+        depths=tree.depths[:, :width],
+        scores=tree.scores[:, :width],
+        valid=tree.valid[:, :width],
+        q=None if tree.q is None else tree.q[:, : 1 + width],
+    )
 
 
 def bare_tree(n: int, device: torch.device) -> DraftTree:

@@ -1,9 +1,9 @@
 """Exact verification: which drafts are kept, and which token of its own the target adds.
 
-Knows draft trees, logits and the sampler; nothing of drafters, budgets, caches or text. Two rules, both lossless. `match`
-follows the target's own seed-exact choice from node to node. `rejection` is recursive rejection sampling along the path
-(eagle.md 4.4), with exactly the q that was sampled. Both walk level by level on one row of logits per request, so their
-cost does not grow with the tree.
+Knows draft trees, logits and the sampler; nothing of drafters, budgets, caches or text. Two rules, both lossless.
+`match` follows the target's own seed-exact choice from node to node. `rejection` is recursive rejection sampling along
+the path (eagle.md 4.4), with exactly the q that was sampled. Both walk level by level on one row of logits per
+request, so their cost does not grow with the tree.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from drafterzoo.engine.sampling import Sampler, process
 
 
 def verify(logits: Tensor, tree: DraftTree, sampler: Sampler, depth: int) -> Verdict:
-    """The verdict on a tree of at most `depth` levels, by the rule of the sampler. logits [n, 1+B, V] of root and nodes."""
+    """The verdict on a tree of at most `depth` levels, by the sampler's rule. logits [n, 1+B, V]: root and nodes."""
     if sampler.sampling.rejects:
         return rejection(logits, tree, sampler, depth).verdict
     return match(logits, tree, sampler, depth)
@@ -61,9 +61,9 @@ class RejectionWalk:
 def rejection(logits: Tensor, tree: DraftTree, sampler: Sampler, depth: int) -> RejectionWalk:
     """Recursive rejection sampling: the children of a node are tried in the order they were drawn.
 
-    A child x is accepted with min(1, p(x)/q(x)); after a rejection p becomes the normalised positive part of p - q, and q
-    loses x. With tree.q None the proposals are deterministic: q is one-hot at x, so x is accepted with p(x) and p loses x.
-    Each test concerns another node, so there are at most B of them.
+    A child x is accepted with min(1, p(x)/q(x)); after a rejection p becomes the normalised positive part of p - q,
+    and q loses x. With tree.q None the proposals are deterministic: q is one-hot at x, so x is accepted with p(x) and
+    p loses x. Each test concerns another node, so there are at most B of them.
     """
     n, width = tree.tokens.shape
     requests = torch.arange(n, device=logits.device)
@@ -96,7 +96,7 @@ def rejection(logits: Tensor, tree: DraftTree, sampler: Sampler, depth: int) -> 
         p, q = _after(p, q, token, taken, refused, logits, tree, node, sampler)
     path = path.cummax(dim=1).values  # a child's index is above its parent's: later entries repeat the last accepted
     verdict = Verdict(path, accepted, sampler.residual_draw(p))
-    return RejectionWalk(verdict, *(_columns(x, n, p) for x in (tested, chances)), p)
+    return RejectionWalk(verdict, _columns(tested, n, p), _columns(chances, n, p), p)
 
 
 def _after(
@@ -119,7 +119,7 @@ def _after(
 
 
 def _kinship(tree: DraftTree) -> tuple[Tensor, Tensor]:
-    """(first child, next sibling) [n, 1+B] of every index; 0 for none. Siblings stand in the order they were offered."""
+    """(first child, next sibling) [n, 1+B] of every index; 0 for none. Siblings stand in the order of their offer."""
     n, width = tree.tokens.shape
     nodes = torch.arange(1, width + 1, device=tree.tokens.device)
     none = width + 1

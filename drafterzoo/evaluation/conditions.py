@@ -1,4 +1,4 @@
-"""The conditions of a run: everything that can change a number, and the rule that unlike rows are never tabled together.
+"""The conditions of a run: everything that can change a number, and the rule that unlike rows are never in one table.
 
 Knows targets, suites and drafters by their public attributes; nothing of decoding, records or tables. Everything but
 the rows' own attributes (drafters, their budgets) and the date goes into `conditions_key`.
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 import torch
 
+from drafterzoo import __version__
 from drafterzoo.engine.sampling import Sampling, process
 from drafterzoo.errors import UsageError
 
@@ -103,8 +104,8 @@ def gather(
 def entropy_seen(target: Target, ids: Sequence[int], sampling: Sampling) -> float:
     """Mean entropy (nats) of the processed distribution over the last positions of a prompt: is anything drawn at all?
 
-    Raises UsageError when it is zero above temperature 0: a filter leaves one token everywhere, and the run would be greedy
-    under another name.
+    Raises UsageError when it is zero above temperature 0: a filter leaves one token everywhere, and the run would be
+    greedy under another name.
     """
     hidden = target.read(torch.tensor([list(ids)], device=target.device)).hidden
     assert hidden is not None, "a target's teacher forward gives hidden states"
@@ -112,8 +113,8 @@ def entropy_seen(target: Target, ids: Sequence[int], sampling: Sampling) -> floa
     entropy = float(torch.special.entr(probabilities).sum(-1).mean())
     if not sampling.greedy and entropy == 0:
         raise UsageError(
-            f"bench: at temperature={sampling.temperature:g} with top_k={sampling.top_k} and top_p={sampling.top_p:g} one token is "
-            f"left everywhere, so nothing is drawn; use temperature=0, or raise top_k or top_p."
+            f"bench: at temperature={sampling.temperature:g} with top_k={sampling.top_k} and top_p={sampling.top_p:g} "
+            f"one token is left everywhere, so nothing is drawn; use temperature=0, or raise top_k or top_p."
         )
     return entropy
 
@@ -135,7 +136,8 @@ def check_comparable(runs: Mapping[str, Mapping[str, Any]]) -> None:
         keys = [key for key in {**flat, **other} if flat.get(key, "absent") != other.get(key, "absent")]
         fields = ", ".join(f"{key} ({flat.get(key, 'absent')!r} against {other.get(key, 'absent')!r})" for key in keys)
         raise UsageError(
-            f"{first} and {name} cannot stand in one table, since they differ in {fields}; run them alike, or table them apart."
+            f"{first} and {name} cannot stand in one table, since they differ in {fields}; "
+            f"run them alike, or table them apart."
         )
 
 
@@ -165,23 +167,16 @@ def machine(device: torch.device) -> dict[str, Any]:
 def code() -> dict[str, Any]:
     """Versions, and the commit of the checkout that is running (None when installed from a package)."""
     return {
-        "drafterzoo": _version("drafterzoo"),
+        "drafterzoo": __version__,
         "commit": _commit(Path(__file__).parents[1]),
         "torch": torch.__version__,
-        "transformers": _version("transformers"),
+        "transformers": metadata.version("transformers"),
         "python": platform.python_version(),
     }
 
 
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"
-
-
 def _commit(package: Path) -> str | None:
-    """The checkout's commit, with `-dirty` when the package differs from it; None where git does not track the package."""
+    """The checkout's commit, `-dirty` when the package differs from it; None where git does not track the package."""
 
     def git(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -19,15 +19,18 @@ def _ratio(numerator: float, denominator: float) -> float | None:
 def tau(records: Sequence[Record]) -> float | None:
     """Committed tokens per target call, pooled: all tokens of all rounds over all rounds.
 
-    tau counts the bonus token: a round commits its accepted drafts + 1, so plain decoding has tau = 1. Rounds are cut at
-    EOS *before* counting, so nothing past the end is credited. A round that the length limit cut counts whole: where the
-    limit falls says nothing of the drafter.
+    tau counts the bonus token: a round commits its accepted drafts + 1, so plain decoding has tau = 1. Rounds are cut
+    at EOS *before* counting, so nothing past the end is credited. A round that the length limit cut counts whole: where
+    the limit falls says nothing of the drafter.
     """
     return _ratio(sum(sum(r.committed) for r in records), sum(r.rounds for r in records))
 
 
 def tau_macro(records: Sequence[Record]) -> float | None:
-    """The mean over answers of each answer's own tau (bonus token counted, cut at EOS). Answers without rounds are left out."""
+    """The mean over answers of each answer's own tau (bonus token counted, cut at EOS).
+
+    Answers without rounds are left out.
+    """
     values = [sum(r.committed) / r.rounds for r in records if r.rounds]
     return _ratio(sum(values), len(values))
 
@@ -47,7 +50,7 @@ def survival(records: Sequence[Record], depth: int) -> list[float | None]:
 
 
 def conditional(records: Sequence[Record], depth: int) -> list[float | None]:
-    """Per depth d = 1..depth: among rounds that accepted d-1 nodes and whose answer had a d-th token, the share that accepted the d-th.
+    """Per depth d = 1..depth: of the rounds that accepted d-1 nodes and had a d-th token, the share that accepted it.
 
     Rounds that the end of the answer cut short before depth d say nothing about depth d and are left out of both counts
     (this is where it differs from a quotient of `survival`).
@@ -93,7 +96,10 @@ def _over_repeats(records: Iterable[Record], value: Callable[[Record], float]) -
 
 
 def tokens_per_second(records: Sequence[Record]) -> float | None:
-    """Tokens of the answers that rounds gave, per second of `decode_seconds`. Each answer counts once, however often it was timed."""
+    """Tokens of the answers that rounds gave, per second of `decode_seconds`.
+
+    Each answer counts once, however often it was timed.
+    """
     return _ratio(sum(r.decoded for r in first(records)), decode_seconds(records))
 
 

@@ -39,8 +39,8 @@ KINDS: dict[str, tuple[type, ...]] = {
 def read_bench_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The arguments of `drafterzoo.bench` that a recipe sets.
 
-    Raises UsageError, naming the file, for a file that cannot be read, an unknown key (with the nearest), or a value of the
-    wrong kind.
+    Raises UsageError, naming the file, for a file that cannot be read, an unknown key (with the nearest), or a value of
+    the wrong kind.
     """
     file = Path(path)
     try:

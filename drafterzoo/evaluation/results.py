@@ -43,7 +43,7 @@ class Record:
 
     cell, drafter, budget: the row of the table; budget is empty for plain decoding.
     prompt, category, turn (0 first), repeat (0 first), group (which prompts were decoded together; -1: alone).
-    prompt_tokens: length of the prompt. tokens: the answer; its first token comes from prefill, the rest from the rounds.
+    prompt_tokens: length of the prompt. tokens: the answer; prefill gave the first, the rounds the rest.
     committed: tokens the round committed, the target's own included, cut at EOS. accepted: the draft nodes among them.
     emitted: committed, cut at the length limit too, so that len(tokens) == 1 + sum(emitted).
     nodes: draft nodes verified, root excluded.
@@ -81,7 +81,9 @@ class Record:
         if any(a > c for a, c in zip(self.accepted, self.committed, strict=True)):
             raise ValueError("a round has more accepted than committed tokens")
         if len(self.tokens) != 1 + sum(self.emitted):
-            raise ValueError(f"there are {len(self.tokens)} tokens, expected 1 and the {sum(self.emitted)} that rounds emitted")
+            raise ValueError(
+                f"there are {len(self.tokens)} tokens, expected 1 and the {sum(self.emitted)} that rounds emitted"
+            )
 
     @property
     def rounds(self) -> int:
@@ -118,6 +120,12 @@ def default_directory(suite: str, root: Path = Path("runs")) -> Path:
     return root / f"bench-{datetime.now():%Y-%m-%d}-{name}-{secrets.token_hex(3)}"
 
 
+def check_free(directory: str | os.PathLike[str]) -> None:
+    """Raise UsageError when the folder already holds results: they are never overwritten."""
+    if (Path(directory) / ROUNDS).exists():
+        raise UsageError(f"{directory} already holds results; name another folder, or move that one away.")
+
+
 class ResultsWriter:
     """Writes a results directory. A context manager; closing it without `finish` leaves a readable, unfinished run."""
 
@@ -127,17 +135,16 @@ class ResultsWriter:
         Raises UsageError when the folder already holds results or cannot be written.
         """
         self.directory = Path(directory)
-        if (self.directory / ROUNDS).exists():
-            raise UsageError(f"{self.directory} already holds results; name another folder, or move that one away.")
+        check_free(self.directory)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             write_json(self.directory / CONDITIONS, {"format_version": FORMAT_VERSION, **conditions})
-            self._file: IO[str] = open(self.directory / ROUNDS, "x", encoding="utf-8")  # noqa: SIM115  closed by close()
+            self._file: IO[str] = open(self.directory / ROUNDS, "x", encoding="utf-8")  # noqa: SIM115  see close()
         except OSError as error:
             raise _unwritable(self.directory, error) from error
 
     def append(self, record: Record) -> None:
-        """Add one line and hand it to the operating system. Raises UsageError when it cannot be written (a full disk)."""
+        """Add one line and hand it to the operating system. Raises UsageError when that fails (a full disk)."""
         line = json.dumps(attrs.asdict(record), ensure_ascii=False, separators=(",", ":"))
         try:
             self._file.write(line + "\n")
@@ -164,7 +171,8 @@ class ResultsWriter:
 
 def _unwritable(directory: Path, error: OSError) -> UsageError:
     return UsageError(
-        f"results cannot be written to {directory}: {error.strerror}; free some space or name another folder with --out."
+        f"results cannot be written to {directory}: {error.strerror}; "
+        f"free some space or name another folder with --out."
     )
 
 
@@ -216,7 +224,8 @@ def _read_object(path: Path) -> dict[str, Any]:
     version = value.pop("format_version", None) if isinstance(value, dict) else None
     if version != FORMAT_VERSION:
         raise DataError(
-            f"{path}: format_version is {version!r}, expected {FORMAT_VERSION}; read it with the drafterzoo that wrote it."
+            f"{path}: format_version is {version!r}, expected {FORMAT_VERSION}; "
+            f"read it with the drafterzoo that wrote it."
         )
     return value
 

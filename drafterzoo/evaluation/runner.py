@@ -1,7 +1,8 @@
-"""Runs every (drafter, budget) cell on the same prompts in one process, interleaved, and checks that all texts are equal.
+"""Runs every (drafter, budget) cell on the same prompts in one process, interleaved, and checks that texts are equal.
 
-Knows generation, suites and results; nothing of any particular drafter, of how a tree is grown or how a table looks. Within
-a group of prompts the cells follow each other in a seeded random order, so that a machine that slows down slows all alike.
+Knows the decoding loop, suites and results; nothing of any particular drafter, of how a tree is grown or a table drawn.
+Within a group of prompts the cells follow each other in a seeded random order, so that a machine that slows down slows
+all alike.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,11 +27,11 @@ from drafterzoo.engine import decode as engine
 from drafterzoo.engine.sampling import Sampler, Sampling, filtered
 from drafterzoo.errors import UsageError
 from drafterzoo.evaluation.conditions import Settings, entropy_seen, gather
-from drafterzoo.evaluation.results import Record, ResultsWriter, default_directory
+from drafterzoo.evaluation.results import Record, ResultsWriter, check_free, default_directory
 from drafterzoo.evaluation.suites import Prompt, Suite, load_suite
 from drafterzoo.evaluation.summary import PLAIN, Difference, differences, summarise
 from drafterzoo.evaluation.tables import markdown, rich_tables
-from drafterzoo.progress import progress
+from drafterzoo.progress import console, progress
 from drafterzoo.target.target import Target
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ class Cell:
     budget: Budget | None
 
 
-# (cell, prompts as token ids, their numbers in the suite, settings) -> per prompt what a Record holds beside its identity
+# (cell, prompts as token ids, their numbers in the suite, settings) -> per prompt, a Record without its identity
 Decode = Callable[[Cell, Sequence[Sequence[int]], Sequence[int], Settings], list[dict[str, Any]]]
 
 
@@ -95,15 +97,16 @@ def bench(
 ) -> BenchResult:
     """Compare drafters with plain decoding, all at the same budgets, on the same prompts, in one process.
 
-    drafters: specs, addresses or loaded drafters. Plain decoding ("none") and "lookup" are always rows; exclude=("lookup",)
-    leaves the latter out. suite: a suite's name, a JSONL file, or a Suite. budget: one or several ("chain:4", 24, Budget);
-    without it, the drafters' own. Every drafter runs at every budget.
+    drafters: specs, addresses or loaded drafters. Plain decoding ("none") and "lookup" are always rows;
+    exclude=("lookup",) leaves the latter out. suite: a suite's name, a JSONL file, or a Suite. budget: one or several
+    ("chain:4", 24, Budget); without it, the drafters' own. Every drafter runs at every budget.
     turns: "first" asks each prompt's first turn; "all" goes on with the target's own answers between.
-    batch_size: prompts decoded together. warmup: prompts decoded by every cell first, not counted. repeats: how often every
-    answer is timed; its median counts. out: the results directory, by default a new one under `runs`.
+    batch_size: prompts decoded together. warmup: batches decoded by every cell first, not counted. repeats: how often
+    every answer is timed; its median counts. out: the results directory, by default a new one under `runs`.
 
-    Under `match`, and at temperature 0, every text is compared with plain decoding's; the summary lists every difference
-    with the target's logit gap. Interrupted, it keeps what it has (a summary marked incomplete) and raises KeyboardInterrupt.
+    Under `match`, and at temperature 0, every text is compared with plain decoding's; the summary lists every
+    difference with the target's logit gap. Interrupted, it keeps what it has (a summary marked incomplete) and raises
+    KeyboardInterrupt.
     Raises UsageError, DataError or CheckpointError before anything is decoded.
     """
     settings = Settings(
@@ -120,7 +123,9 @@ def bench(
         warmup,
         repeats,
     )
-    questions = _suite(suite, limit, data_dir, seed)
+    questions = _suite(suite, limit, data_dir)
+    directory = Path(out) if out is not None else default_directory(questions.name)
+    check_free(directory)
     loaded = _load(drafters, target, exclude)
     bound = _bound_target(loaded, target)
     cells = make_cells(loaded, _budgets(budget, loaded))
@@ -128,12 +133,12 @@ def bench(
     run = Run(bound, questions, cells, settings, partial(decode, bound))
     run.check()
     conditions = gather(bound, questions, limit, settings, loaded, names)
-    with ResultsWriter(out or default_directory(questions.name), conditions) as writer:
+    with ResultsWriter(directory, conditions) as writer:
         summary = run.measure(writer, conditions, show_progress)
-    return BenchResult(summary, writer.directory)
+    return BenchResult(summary, directory)
 
 
-def _suite(suite: str | Path | Suite, limit: int | None, data_dir: str | Path | None, seed: int) -> Suite:
+def _suite(suite: str | Path | Suite, limit: int | None, data_dir: str | Path | None) -> Suite:
     if not isinstance(suite, Suite):
         return load_suite(suite, limit=limit, data_dir=data_dir)
     if limit is not None:
@@ -144,7 +149,7 @@ def _suite(suite: str | Path | Suite, limit: int | None, data_dir: str | Path | 
 def _load(
     given: str | Drafter | Sequence[str | Drafter], target: Target | str | None, exclude: Sequence[str]
 ) -> dict[str, Drafter]:
-    """Drafters by the name of their rows, `lookup` first. All are bound to one target: the first one's, if none is given."""
+    """Drafters by the name of their rows, `lookup` first, bound to one target: the first one's, if none is given."""
     from drafterzoo.catalogue import load
 
     for name in exclude:
@@ -207,22 +212,21 @@ def decode(
 ) -> list[dict[str, Any]]:
     """Answer some prompts together: per prompt, what a Record holds beside its identity.
 
-    A prompt's number keys its noise, so batches of any size draw the same. Seconds are the wall clock's, shared equally.
+    A prompt's number keys its noise, so batches of any size draw the same. Seconds are the wall clock's, shared
+    equally.
     """
     asked = engine.Settings(cell.budget, settings.sampling, settings.max_new_tokens, target.eos_token_ids)
-    started = time.perf_counter()
-    batch = engine.Batch(cell.drafter, target, prompts, asked, numbers)
-    emissions = batch.prefill()
-    filled = time.perf_counter()
-    while batch.alive:
-        emissions += batch.round()
-    done = time.perf_counter()
     tokens: list[list[int]] = [[] for _ in prompts]
     rounds: list[list[engine.Round]] = [[] for _ in prompts]
-    for emission in emissions:
+    started = time.perf_counter()
+    filled = None
+    for emission in engine.decode(cell.drafter, target, prompts, asked, numbers):
+        filled = filled or time.perf_counter()  # prefill's emissions come first, once it is done
         tokens[emission.request] += emission.tokens
         if emission.round is not None:
             rounds[emission.request].append(emission.round)
+    done = time.perf_counter()
+    filled = filled or done
     share = {"prefill_s": (filled - started) / len(prompts), "decode_s": (done - filled) / len(prompts)}
     return [{"tokens": t, **_columns(r), **share} for t, r in zip(tokens, rounds, strict=True)]
 
@@ -249,7 +253,7 @@ class Run:
     entropy: float | None = attrs.field(default=None, init=False)
 
     def check(self) -> None:
-        """Raise UsageError, before anything is decoded, when a prompt cannot fit the target or sampling draws nothing."""
+        """Raise UsageError, before anything is decoded, when a prompt does not fit or sampling draws nothing."""
         new = self.settings.max_new_tokens
         for prompt in self.suite.prompts:
             turns = prompt.turns if self.settings.turns == "all" else prompt.turns[:1]
@@ -259,9 +263,9 @@ class Run:
             length = len(self.target.encode_chat(talk, thinking=self.settings.thinking))
             if length + new * len(turns) > self.target.max_positions:
                 raise UsageError(
-                    f"bench: prompt {prompt.id!r} of {self.suite.name} has {length} tokens, and {new} new ones for each of "
-                    f"{len(turns)} turn(s) do not fit the {self.target.max_positions} positions of {self.target.name}; "
-                    f"lower max_new_tokens, or leave that prompt out."
+                    f"bench: prompt {prompt.id!r} of {self.suite.name} has {length} tokens, and {new} new ones for "
+                    f"each of {len(turns)} turn(s) do not fit the {self.target.max_positions} positions of "
+                    f"{self.target.name}; lower max_new_tokens, or leave that prompt out."
                 )
         if self.settings.temperature:
             ids = self._encode(self.suite.prompts[0], [])
@@ -284,6 +288,9 @@ class Run:
         except KeyboardInterrupt:
             if records:
                 writer.finish(self.summary(records, conditions, started, complete=False))
+            if show_progress:
+                done = f"{len({r.prompt for r in records})} of {len(self.suite.prompts)} prompts"
+                console.print(f"stopped after {done}; they are in {writer.directory}", markup=False, soft_wrap=True)
             raise
         summary = self.summary(records, conditions, started, complete=True)
         writer.finish(summary)
@@ -295,21 +302,23 @@ class Run:
         return [self.explain(d, answers[d.cell, d.prompt, d.turn, d.repeat]) for d in differences(records)]
 
     def warm_up(self) -> None:
-        """Every cell answers the first prompts, briefly, so that nobody pays for first calls."""
+        """Every cell answers the first prompts, a batch at a time and briefly, so that nobody pays for first calls."""
         brief = attrs.evolve(self.settings, max_new_tokens=min(WARM_UP_TOKENS, self.settings.max_new_tokens))
-        for number, prompt in enumerate(self.suite.prompts[: self.settings.warmup]):
-            ids = self._encode(prompt, [])
+        size, count = self.settings.batch_size, len(self.suite.prompts)
+        for start in range(0, min(self.settings.warmup * size, count), size):
+            numbers = range(start, min(start + size, count))
+            ids = [self._encode(self.suite.prompts[number], []) for number in numbers]
             for cell in self.cells:
-                self.decode(cell, [ids], [number], brief)
+                self.decode(cell, ids, numbers, brief)
 
     def groups(self, show_progress: bool = False) -> Iterator[list[Record]]:
-        """The records of one group of prompts at a time: all turns, repeats and cells. A half-done group is never seen."""
+        """The records of one group of prompts at a time: all turns, repeats and cells. No half-done group is seen."""
         prompts, size = self.suite.prompts, self.settings.batch_size
         turns = [self._turns(prompt) for prompt in prompts]
         total = sum(turns) * len(self.cells) * self.settings.repeats
         title = f"{self.suite.name}: {len(prompts)} prompts, {len(self.cells)} cells"
         order = np.random.default_rng(abs(self.settings.seed))
-        with progress(title, total, "answers/s") if show_progress else _silence() as advance:
+        with progress(title, total, "answers/s") if show_progress else nullcontext(_ignore) as advance:
             for start in range(0, len(prompts), size):
                 yield self._group(range(start, min(start + size, len(prompts))), order, advance)
 
@@ -371,9 +380,9 @@ class Run:
         return self.target.encode_chat(talk, thinking=self.settings.thinking)
 
     def explain(self, difference: Difference, answer: Sequence[int]) -> Difference:
-        """The difference with the target's gap between the two tokens: one more forward, on the text both have in common.
+        """The difference with the target's gap between the two tokens: one more forward, on the common text.
 
-        The gap is of logits; when sampling, of the scores that `match` chooses by (processed logits + the position's noise).
+        The gap is of logits; when sampling, of the scores that `match` chooses by (processed logits + noise).
         """
         if difference.plain_token is None or difference.token is None:
             return difference
@@ -410,14 +419,8 @@ def choice_scores(logits: torch.Tensor, position: int, key: int, sampling: Sampl
     return scores[0]
 
 
-class _silence:
-    """A progress bar for nobody."""
-
-    def __enter__(self) -> Callable[[float], None]:
-        return lambda amount: None
-
-    def __exit__(self, *_: object) -> None:
-        return None
+def _ignore(amount: float) -> None:
+    """Progress that nobody watches."""
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:

@@ -1,14 +1,15 @@
 """Is the difference real? Ratios of two cells paired by prompt, with 95 % intervals.
 
-Knows nothing of records' origin, files or tables; numpy only. The unit that is resampled is the prompt (with all its turns;
-with batches, the prompts decoded together): tokens and rounds within one answer are not independent of each other.
+Knows nothing of records' origin, files or tables; numpy only. The unit that is resampled is the prompt (with all its
+turns; with batches, the prompts decoded together): tokens and rounds within one answer are not independent.
 
 Both comparisons are one estimator, a ratio of two pooled rates,
 
     rho = (sum_c xn_c / sum_c xd_c) / (sum_c yn_c / sum_c yd_c)
 
-Speed-up over plain decoding: x is plain decoding's seconds per token, y the drafter's. The two cells' texts are equal, so their
-token counts cancel, and rho = total plain seconds / total drafter seconds. Ratio of tau: x and y are tokens per round.
+Speed-up over plain decoding: x is plain decoding's seconds per token, y the drafter's. The two cells' texts are equal,
+so their token counts cancel, and rho = total plain seconds / total drafter seconds. Ratio of tau: x and y are tokens
+per round.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def paired_ratio(
     seed: int = 0,
     draws: int = 4000,
 ) -> PairedRatio:
-    """(sum xn / sum xd) / (sum yn / sum yd) over C clusters; all four are [C] and refer to the same clusters in the same order."""
+    """(sum xn / sum xd) / (sum yn / sum yd); all four are [C], for the same clusters in the same order."""
     columns = np.stack([np.asarray(column, dtype=np.float64) for column in (xn, xd, yn, yd)], axis=1)
     clusters = columns.shape[0]
     if clusters == 0 or np.any(columns.sum(0) <= 0):
@@ -97,10 +98,10 @@ def _bootstrap(columns: Array, seed: int, draws: int) -> tuple[float | None, flo
 def speedup(
     plain: Sequence[Record], drafter: Sequence[Record], *, with_prefill: bool = False, seed: int = 0
 ) -> PairedRatio:
-    """How many times faster than plain decoding: plain's seconds per token over the drafter's, pooled over the same prompts.
+    """How many times faster than plain decoding: plain's seconds per token over the drafter's, pooled over the prompts.
 
-    Seconds are the rounds' (decoding); with_prefill adds prefill's seconds and tokens to both. Of repeats, each answer's
-    median time counts. Answers that only one of the two cells has are left out.
+    Seconds are the rounds' (decoding); with_prefill adds prefill's seconds and tokens to both. Of repeats, each
+    answer's median time counts. Answers that only one of the two cells has are left out.
     """
 
     def seconds(answer: list[Record]) -> float:

@@ -1,12 +1,13 @@
 """From records to the summary: one plain dict per cell, and whether every text was plain decoding's.
 
-Knows the metrics and the statistics; nothing of models, files or how a table looks. A summary can be computed again from
-rounds.jsonl at any time.
+Knows the metrics and the statistics; nothing of models, files or how a table looks. A summary can be computed again
+from rounds.jsonl at any time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import attrs
@@ -19,8 +20,9 @@ from drafterzoo.evaluation.results import Record
 PLAIN = "none"
 TIE = 1e-3  # a logit gap below this is a tie that rounding may decide either way
 DEFINITION = (
-    "tau counts the bonus token: committed tokens per target call, accepted + 1, cut at EOS, pooled over rounds; "
-    "speed-up: plain decoding's time over the drafter's on the same prompts, prefill excluded, 95 % bootstrap interval over prompts"
+    "τ counts the bonus token: committed tokens per target call, accepted + 1, cut at EOS, pooled over rounds; "
+    "speed-up: plain decoding's time over the drafter's on the same prompts, prefill excluded, with a 95 % bootstrap "
+    "interval over prompts"
 )
 
 
@@ -93,6 +95,7 @@ def summarise(
         "conditions": dict(conditions),
         "answers": len({(r.prompt, r.turn) for r in records}),
         "rows": rows,
+        "comparisons": _comparisons(cells),
         "lossless": {
             "checked": must_be_equal,
             "texts": len(records) - len(metrics.first(plain)) if must_be_equal else 0,
@@ -142,6 +145,22 @@ def _row(records: list[Record], plain: list[Record], unlike: list[Difference], m
             for name, part in metrics.by_category(records).items()
         },
     }
+
+
+def _comparisons(cells: Mapping[str, list[Record]]) -> list[dict[str, Any]]:
+    """Every two drafters at the same budget, the later over the earlier: ratio of tau, and of seconds per token."""
+    drafted = [records for cell, records in cells.items() if cell != PLAIN]
+    return [
+        {
+            "budget": later[0].budget,
+            "drafter": later[0].drafter,
+            "against": earlier[0].drafter,
+            "tau_ratio": statistics.tau_ratio(later, earlier).as_dict(),
+            "speedup": statistics.speedup(earlier, later).as_dict(),
+        }
+        for earlier, later in combinations(drafted, 2)
+        if earlier[0].budget == later[0].budget
+    ]
 
 
 def _figures(records: list[Record], plain: list[Record]) -> dict[str, Any]:

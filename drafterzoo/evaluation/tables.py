@@ -1,4 +1,4 @@
-"""Summaries as tables: for the terminal (rich) and for cards (Markdown), with definition and conditions beside every number.
+"""Summaries as tables: for the terminal (rich) and for cards (Markdown), definition and conditions beside the numbers.
 
 Knows summaries only: no records, models or files. Summaries whose conditions differ in anything but the drafter are
 refused (`conditions.check_comparable`).
@@ -10,25 +10,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
+from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
+from drafterzoo.budget import Budget
 from drafterzoo.evaluation.conditions import check_comparable
 from drafterzoo.evaluation.summary import PLAIN
 
 Row = Mapping[str, Any]
 Summary = Mapping[str, Any]
 NOTHING = "-"
-MAIN_COLUMNS = (
-    "drafter", "budget", "τ (bonus counted)", "accepted", "speed-up [95 %]", "tok/s", "forwards/round", "nodes/round",
-    "draft ms", "verify ms", "rest ms", "equal texts",
-)  # fmt: skip
+RESULT_COLUMNS = ("drafter", "budget", "τ with\nbonus", "accepted", "speed-up\n[95 %]", "tok/s", "equal\ntexts")
+COST_COLUMNS = ("drafter", "budget", "forwards", "rows", "nodes", "draft ms", "verify ms", "rest ms")
 
 
 @attrs.frozen
 class Grid:
-    """A table as text, before anybody decides how to draw it. The first `labels` columns are words, the rest numbers."""
+    """A table as text, before anybody decides how to draw it. The first `labels` columns are words, not numbers."""
 
     title: str
     caption: str
@@ -38,10 +38,11 @@ class Grid:
 
     def rich(self) -> Table:
         table = Table(
-            title=escape(self.title), caption=escape(self.caption), title_justify="left", caption_justify="left"
-        )
+            title=escape(self.title), caption=escape(self.caption), title_justify="left", caption_justify="left",
+            title_style="bold", caption_style="dim", box=SIMPLE_HEAD, padding=(0, 1, 0, 0),
+        )  # fmt: skip
         for index, column in enumerate(self.columns):
-            table.add_column(escape(column), justify="left" if index < self.labels else "right")
+            table.add_column(escape(column), justify="left" if index < self.labels else "right", overflow="fold")
         for row in self.rows:
             table.add_row(*map(escape, row))
         return table
@@ -49,27 +50,27 @@ class Grid:
     def markdown(self) -> str:
         rule = ["---" if index < self.labels else "---:" for index in range(len(self.columns))]
         lines = [
-            "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+            "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) + " |"
             for row in (self.columns, rule, *self.rows)
         ]
         return f"**{self.title}**\n\n" + "\n".join(lines) + f"\n\n{self.caption}\n"
 
 
 def grids(*summaries: Summary) -> list[Grid]:
-    """The main table, acceptance by depth, and the categories (when there is more than one) of one or more runs.
+    """Results, drafters head to head, what a round costs, acceptance by depth, and categories, where there are several.
 
     Raises UsageError, naming the fields, when the runs' conditions differ in anything but the drafter.
     """
-    check_comparable(
-        {f"run {i} ({s['conditions']['date']})": s["conditions"] for i, s in enumerate(summaries, start=1)}
-    )
+    runs = {f"run {i} ({s['conditions']['date']})": s["conditions"] for i, s in enumerate(summaries, start=1)}
+    check_comparable(runs)
     rows = [row for index, s in enumerate(summaries) for row in s["rows"] if index == 0 or row["cell"] != PLAIN]
-    title = conditions_line(summaries[0]["conditions"])
-    drawn = [_main(rows, title, summaries[0])]
+    drawn = [_results(rows, summaries[0]), _costs(rows)]
+    if pairs := [pair for s in summaries for pair in s["comparisons"]]:
+        drawn.insert(1, _pairs(pairs))
     if any(row["conditional"] for row in rows):
-        drawn.append(_depths(rows, title))
+        drawn.append(_depths(rows))
     if len(rows[0]["categories"]) > 1:
-        drawn.append(_categories(rows, title))
+        drawn.append(_categories(rows))
     return drawn
 
 
@@ -113,7 +114,14 @@ def interval(ratio: Mapping[str, Any]) -> str:
 
 
 def label(row: Row) -> tuple[str, str]:
-    return ("plain decoding", NOTHING) if row["cell"] == PLAIN else (row["drafter"], row["budget"])
+    """Drafter and budget, as a row is called."""
+    return ("plain", NOTHING) if row["cell"] == PLAIN else (row["drafter"], short_budget(row["budget"]))
+
+
+def short_budget(text: str) -> str:
+    """A budget as briefly as it may be typed: a tree of default shape is `tree:8`."""
+    budget = Budget.parse(text)
+    return f"tree:{budget.nodes}" if budget == Budget.tree(budget.nodes) else text
 
 
 def _equal(row: Row) -> str:
@@ -123,21 +131,45 @@ def _equal(row: Row) -> str:
     return f"{row['equal_texts']}/{row['texts']}{ties}"
 
 
-def _main(rows: Sequence[Row], title: str, summary: Summary) -> Grid:
+def _results(rows: Sequence[Row], summary: Summary) -> Grid:
     lines = []
     for row in rows:
-        times = row["milliseconds_per_round"]
         speed = "1" if row["cell"] == PLAIN else interval(row["speedup"])
-        figures = (row["tau"], row["accepted_per_round"])
-        lines.append((
-            *label(row), *map(number, figures), speed, number(row["tokens_per_second"], 1),
-            number(row["forwards_per_round"]), number(row["nodes_per_round"], 1),
-            number(times["draft"]), number(times["verify"]), number(times["rest"]), _equal(row),
-        ))  # fmt: skip
-    return Grid(title, f"{summary['definition']}.", MAIN_COLUMNS, tuple(lines))
+        figures = (number(row["tau"]), number(row["accepted_per_round"]), speed, number(row["tokens_per_second"], 1))
+        lines.append((*label(row), *figures, _equal(row)))
+    caption = f"{summary['definition']}."
+    return Grid(conditions_line(summary["conditions"]), caption, RESULT_COLUMNS, tuple(lines))
 
 
-def _depths(rows: Sequence[Row], title: str) -> Grid:
+def _pairs(pairs: Sequence[Mapping[str, Any]]) -> Grid:
+    lines = []
+    for pair in pairs:
+        names = (f"{pair['drafter']} / {pair['against']}", short_budget(pair["budget"]))
+        lines.append((*names, interval(pair["tau_ratio"]), interval(pair["speedup"])))
+    caption = "Paired by prompt, with 95 % intervals: an interval that holds 1 leaves open which is better."
+    return Grid(
+        "Head to head at equal budgets", caption, ("drafters", "budget", "τ ratio", "speed ratio"), tuple(lines)
+    )
+
+
+def _costs(rows: Sequence[Row]) -> Grid:
+    lines = []
+    for row in rows:
+        counts = (
+            number(row["forwards_per_round"]),
+            number(row["rows_per_round"], 1),
+            number(row["nodes_per_round"], 1),
+        )
+        times = (number(row["milliseconds_per_round"][part]) for part in ("draft", "verify", "rest"))
+        lines.append((*label(row), *counts, *times))
+    caption = (
+        "Per target call: forwards of the drafter's block, rows in them, draft nodes verified (root excluded), and "
+        "milliseconds in the drafter, in the target's forward, and in all else."
+    )
+    return Grid("What a round costs", caption, COST_COLUMNS, tuple(lines))
+
+
+def _depths(rows: Sequence[Row]) -> Grid:
     deepest = max(len(row["conditional"]) for row in rows)
     lines = []
     for row in rows:
@@ -145,26 +177,22 @@ def _depths(rows: Sequence[Row], title: str) -> Grid:
             cells = [f"{number(c)} / {number(s)}" for c, s in zip(row["conditional"], row["survival"], strict=True)]
             lines.append((*label(row), *cells, *[NOTHING] * (deepest - len(cells))))
     caption = (
-        "Acceptance by depth, conditional / survival. Conditional: among rounds that accepted everything above and whose "
-        "answer went on. Survival: among all rounds; the survivals add up to `accepted`."
+        "Conditional / survival. Conditional: of the rounds that accepted everything above and whose answer went on. "
+        "Survival: of all rounds; the survivals add up to `accepted`."
     )
-    return Grid(
-        f"Acceptance by depth. {title}",
-        caption,
-        ("drafter", "budget", *(f"depth {d + 1}" for d in range(deepest))),
-        tuple(lines),
-    )
+    columns = ("drafter", "budget", *(f"depth {d + 1}" for d in range(deepest)))
+    return Grid("Acceptance by depth", caption, columns, tuple(lines))
 
 
-def _categories(rows: Sequence[Row], title: str) -> Grid:
+def _categories(rows: Sequence[Row]) -> Grid:
     names = list(rows[0]["categories"])
     lines = []
     for row in rows:
         cells = [row["categories"].get(name) for name in names]
         lines.append((*label(row), *(_category(cell, row["cell"] == PLAIN) for cell in cells)))
     columns = [f"{name} ({rows[0]['categories'][name]['answers']})" for name in names]
-    caption = "By category (answers): τ with the bonus token, speed-up over plain decoding; plain decoding: tokens per second."
-    return Grid(f"Categories. {title}", caption, ("drafter", "budget", *columns), tuple(lines))
+    caption = "τ with the bonus token, speed-up over plain decoding (plain: tok/s). In brackets: the number of answers."
+    return Grid("By category", caption, ("drafter", "budget", *columns), tuple(lines))
 
 
 def _category(cell: Mapping[str, Any] | None, plain: bool) -> str:

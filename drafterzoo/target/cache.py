@@ -241,6 +241,7 @@ class TargetCache:
             flat.index_copy_(0, (first + _flat(target, heads, rows)).reshape(-1), moved)
         self.lengths = (self.lengths + accepted + 1).clamp(max=self.capacity)
 
+    @torch.inference_mode()
     def keep(self, requests: Tensor) -> None:
         """Keep only the given requests (indices [n'] into the present n), in that order. The memory stays allocated."""
         requests = requests.to(self.lengths.device)
@@ -251,6 +252,7 @@ class TargetCache:
         self.lengths = self.lengths[requests]
         self.n = len(requests)
 
+    @torch.inference_mode()
     def reserve(self, capacity: int) -> None:
         """Grow to room for `capacity` committed rows, keeping what is there; never shrinks. For between answers."""
         if capacity <= self.capacity:

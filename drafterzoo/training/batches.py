@@ -34,8 +34,13 @@ def pack(documents: Sequence[Document]) -> TrainingBatch:
     positions = torch.cat([torch.arange(len(d.tokens)) for d in documents])
     owner = torch.cat([torch.full((len(d.tokens),), i) for i, d in enumerate(documents)])
     answer = torch.cat([torch.arange(len(d.tokens)) >= d.prompt for d in documents])
-    starts = torch.tensor([len(d.tokens) for d in documents]).cumsum(0) - torch.tensor([len(d.tokens) for d in documents])
-    queries = [start + torch.arange(max(d.prompt - 1, 0), len(d.tokens) - 2) for start, d in zip(starts, documents, strict=True)]
+    starts = torch.tensor([len(d.tokens) for d in documents]).cumsum(0) - torch.tensor(
+        [len(d.tokens) for d in documents]
+    )
+    queries = [
+        start + torch.arange(max(d.prompt - 1, 0), len(d.tokens) - 2)
+        for start, d in zip(starts, documents, strict=True)
+    ]
     return TrainingBatch(
         tokens=torch.cat([d.tokens for d in documents])[None],
         features=torch.cat([d.features for d in documents])[None],

@@ -62,7 +62,13 @@ class _SoftCrossEntropy(Function):
 
 
 def soft_cross_entropy(
-    hidden: Tensor, head: Tensor, weight: Tensor, teacher: Teacher, *, renormalise: bool = True, chunk_bytes: int = 1 << 25
+    hidden: Tensor,
+    head: Tensor,
+    weight: Tensor,
+    teacher: Teacher,
+    *,
+    renormalise: bool = True,
+    chunk_bytes: int = 1 << 25,
 ) -> tuple[Tensor, Tensor]:
     """Sum over rows of weight * CE(p, q), and where the two argmaxes agree.
 

@@ -126,7 +126,12 @@ def open_cache(target: Target, rollouts: Rollouts, taps: tuple[int, ...], max_le
     }  # fmt: skip
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     folder = root / key
-    widths = {"features.f16": len(taps) * target.hidden_size, "hidden.f16": target.hidden_size, "argmax.i32": 0, "lse.f32": 0}
+    widths = {
+        "features.f16": len(taps) * target.hidden_size,
+        "hidden.f16": target.hidden_size,
+        "argmax.i32": 0,
+        "lse.f32": 0,
+    }
     if not (folder / "index.json").is_file():
         _make(folder, identity, target, rollouts, taps, max_length, widths)
     return FeatureCache(folder, rollouts, max_length, widths)
@@ -153,7 +158,7 @@ def _make(
     if need > free * 0.95:
         raise DataError(
             f"{folder}: the feature cache needs {need / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; "
-            f"set features = \"online\" or another `cache` folder in the recipe's [data]."
+            f'set features = "online" or another `cache` folder in the recipe\'s [data].'
         )
     maps = {n: np.memmap(folder / n, dtype=k, mode="w+", shape=_shape(total, widths[n])) for n, k in _FILES.items()}
     order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]), reverse=True)

@@ -87,7 +87,9 @@ def _answered(path: Path, temperature: float) -> set[str]:
     rows: list[dict[str, Any]] = [json_row(line, path, i) for i, line in enumerate(data.decode().splitlines(), 1)]
     for number, row in enumerate(rows, 1):
         if "prompt" not in row or "response_ids" not in row:
-            raise DataError(f"{path}:{number}: not a rollout (no prompt, no response_ids); choose another file to write to.")
+            raise DataError(
+                f"{path}:{number}: not a rollout (no prompt, no response_ids); choose another file to write to."
+            )
     return {row["prompt"] for row in rows if row.get("temperature") == temperature}
 
 
@@ -100,4 +102,6 @@ def _append(path: Path, rows: Sequence[dict[str, Any]]) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be written ({error.strerror}); free some space or choose another file.") from error
+        raise CheckpointError(
+            f"{path}: cannot be written ({error.strerror}); free some space or choose another file."
+        ) from error

@@ -55,7 +55,7 @@ class InitSection:
 
     from_checkpoint: str | None = None
     fc: Literal["random", "ridge"] = "random"
-    ridge_rows: int = attrs.field(default=20000, validator=_positive)
+    ridge_rows: int = attrs.field(default=100000, validator=_positive)
 
 
 @attrs.frozen
@@ -126,7 +126,9 @@ def build_recipe(values: dict[str, Any], where: str) -> Recipe:
     sections = {f.name: f.type for f in attrs.fields(attrs.resolve_types(Recipe))}
     for key, value in values.items():
         if key not in sections:
-            raise UsageError(f"{where}: unknown key {key!r}{suggest(key, sections)}; the keys are {', '.join(sections)}.")
+            raise UsageError(
+                f"{where}: unknown key {key!r}{suggest(key, sections)}; the keys are {', '.join(sections)}."
+            )
         kind = sections[key]
         if isinstance(kind, type) and attrs.has(kind):
             if not isinstance(value, dict):

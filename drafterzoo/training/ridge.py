@@ -17,17 +17,20 @@ from drafterzoo.training.features import Document
 
 
 @torch.no_grad()
-def ridge_start(drafter: Eagle3Body, documents: Iterable[Document], rows: int, *, strength: float = 1e-2) -> None:
-    """Solve fc over the first `rows` rows of `documents`, give the final norm the channels' scale, shrink the block to a tenth.
+def ridge_start(drafter: Eagle3Body, documents: Iterable[Document], rows: int, *, strength: float = 1e-3) -> None:
+    """Solve fc over the first `rows` rows of `documents`, set the final norm's scale, shrink the block to a tenth.
 
-    The regression target is the final hidden state with each channel at unit scale; the final norm multiplies that scale
-    back in.
+    The regression target is the final hidden state with each channel at unit scale. The final norm multiplies that scale
+    back in, times the length of the prediction: what cannot be predicted must not make the head confident.
     """
     inputs, outputs, square, seen = _moments(drafter, documents, rows)
     gain = (square / max(seen, 1)).sqrt().clamp(min=1e-6)
-    inputs += strength * inputs.diagonal().mean() * torch.eye(len(inputs), dtype=inputs.dtype, device=inputs.device)
-    drafter.norm.weight.copy_(gain)
-    drafter.fc.weight.copy_(torch.linalg.solve(inputs, outputs / gain).T)
+    weight = torch.linalg.solve(
+        inputs + strength * inputs.diagonal().mean() * torch.eye(len(inputs)).to(inputs), outputs / gain
+    )
+    explained = (weight * (inputs @ weight)).sum() / (max(seen, 1) * len(gain))
+    drafter.norm.weight.copy_(gain * explained.sqrt())
+    drafter.fc.weight.copy_(weight.T)
     for layer in drafter.layers:
         layer.self_attn.o_proj.weight.mul_(0.1)
         layer.mlp["down_proj"].weight.mul_(0.1)

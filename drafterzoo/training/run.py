@@ -39,7 +39,9 @@ class TrainResult:
     directory: Path
 
 
-def train(recipe: str | Path | dict[str, Any] | Recipe, *, out: str | Path | None = None, quiet: bool = False) -> TrainResult:
+def train(
+    recipe: str | Path | dict[str, Any] | Recipe, *, out: str | Path | None = None, quiet: bool = False
+) -> TrainResult:
     """Train what the recipe says, or go on where an interrupted run of the same recipe stopped.
 
     recipe: a TOML file, a plain dict of the same shape, or a Recipe. out: the run's folder, runs/<name> by default.
@@ -78,7 +80,9 @@ def build_objective(recipe: Recipe) -> TTT:
     """The objective a recipe names. Raises UsageError naming the key."""
     name = recipe.objective.get("name", "ttt")
     if name not in OBJECTIVES:
-        raise UsageError(f"recipe [objective]: unknown name {name!r}{suggest(name, OBJECTIVES)}; there is {', '.join(OBJECTIVES)}.")
+        raise UsageError(
+            f"recipe [objective]: unknown name {name!r}{suggest(name, OBJECTIVES)}; there is {', '.join(OBJECTIVES)}."
+        )
     return checkpoint.structure(OBJECTIVES[name], recipe.objective, "recipe [objective]", UsageError)
 
 
@@ -87,7 +91,9 @@ def build_drafter(recipe: Recipe, target: Target, rollouts: Rollouts) -> Drafter
     spec = parse_spec(recipe.spec)
     cls = DRAFTERS.get(spec.base)
     if not issubclass(cls, Drafter) or spec.wrappers:
-        raise UsageError(f"recipe: spec {recipe.spec!r} cannot be trained; give a drafter without wrappers, for example 'eagle3.1'.")
+        raise UsageError(
+            f"recipe: spec {recipe.spec!r} cannot be trained; give a drafter without wrappers, for example 'eagle3.1'."
+        )
     drafter = cls.create(target, **{**spec.options, **recipe.drafter})
     drafter.budget = Budget.parse(recipe.budget)
     if isinstance(drafter, Eagle3Body) and drafter.vocabulary is not None:
@@ -102,7 +108,9 @@ def build_drafter(recipe: Recipe, target: Target, rollouts: Rollouts) -> Drafter
     return drafter
 
 
-def open_features(recipe: Recipe, target: Target, rollouts: Rollouts, taps: tuple[int, ...]) -> FeatureCache | OnlineFeatures:
+def open_features(
+    recipe: Recipe, target: Target, rollouts: Rollouts, taps: tuple[int, ...]
+) -> FeatureCache | OnlineFeatures:
     """Cached or online features, as the recipe says."""
     if recipe.data.features == "online":
         return OnlineFeatures(target, rollouts, taps, recipe.data.max_length)
@@ -115,6 +123,8 @@ def start(recipe: Recipe, drafter: Drafter, trainer: Trainer) -> None:
         checkpoint.fill(drafter, checkpoint.read(expand_path(recipe.init.from_checkpoint)))
     elif recipe.init.fc == "ridge":
         if not isinstance(drafter, Eagle3Body):
-            raise UsageError(f"recipe [init]: fc = \"ridge\" needs an EAGLE-3 body, and {drafter.spec} has none; leave it out.")
+            raise UsageError(
+                f'recipe [init]: fc = "ridge" needs an EAGLE-3 body, and {drafter.spec} has none; leave it out.'
+            )
         order = torch.randperm(len(trainer.indices), generator=torch.Generator().manual_seed(recipe.run.seed)).tolist()
         ridge_start(drafter, (trainer.source.document(trainer.indices[i]) for i in order), recipe.init.ridge_rows)

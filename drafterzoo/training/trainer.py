@@ -79,6 +79,12 @@ class Meter:
         }
 
 
+def _remark(line: dict[str, Any]) -> str:
+    """A line of the log as a person reads it beside the bar."""
+    loss, agree = (" ".join(f"{x:.2f}" for x in line[key]) for key in ("loss", "agree"))
+    return f"step {line['step']}/{line['of']} loss {loss} agree {agree} {line['rows_per_s']:,.0f} rows/s"
+
+
 class Trainer:
     """One run of a recipe. `train()` goes from wherever the run stands to the end, or to Ctrl-C."""
 
@@ -98,7 +104,7 @@ class Trainer:
         self.held_out = rollouts.split("val")
         self.lengths = [min(len(row.ids), recipe.data.max_length) for row in rollouts.rows]
         if not self.indices:
-            raise DataError(f"{rollouts.path}: no row has split \"train\"; at least one is needed to train on.")
+            raise DataError(f'{rollouts.path}: no row has split "train"; at least one is needed to train on.')
         seed = recipe.run.seed
         self.generator = torch.Generator().manual_seed(seed)
         self.parameters = [p for p in drafter.parameters() if p.requires_grad]
@@ -121,7 +127,9 @@ class Trainer:
 
     def _epoch(self, epoch: int) -> list[list[int]]:
         if epoch not in self._epochs:
-            self._epochs = {epoch: packs(self.lengths, self.indices, self.recipe.data.pack, self.recipe.run.seed, epoch)}
+            self._epochs = {
+                epoch: packs(self.lengths, self.indices, self.recipe.data.pack, self.recipe.run.seed, epoch)
+            }
         return self._epochs[epoch]
 
     @property
@@ -147,17 +155,22 @@ class Trainer:
         for _ in range(self.step):
             next(schedule)
         meter = Meter()
-        with self._interruptible(), progress(f"training {self.recipe.name or self.drafter.spec}", total, "steps/s") as advance:
-            advance(self.step)
+        with (
+            self._interruptible(),
+            progress(f"training {self.recipe.name or self.drafter.spec}", total, "steps/s") as bar,
+        ):
+            bar(self.step)
             while self.step < total and not self.stopping:
                 started = time.perf_counter()
                 rows, notes = self._take_step(next(schedule), total, teacher_head)
                 meter.add(rows, time.perf_counter() - started, notes)
                 self.trained_seconds += time.perf_counter() - started
                 self.step, self.visited = self.step + 1, self.visited + rows
-                advance(1)
+                bar(1)
                 if self.step % run.log_every == 0:
-                    self._log({"step": self.step, "of": total, **meter.line()})
+                    line = {"step": self.step, "of": total, **meter.line()}
+                    self._log(line)
+                    bar.remark(_remark(line))
                     meter = Meter()
                 if self.step % self.recipe.evaluate.every == 0 and self.step < total:
                     self._evaluate()
@@ -189,7 +202,6 @@ class Trainer:
         line = {**line, "visited": self.visited, "seconds": round(self.trained_seconds, 1)}
         with open(self.folder / "log.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        self.say(" ".join(f"{k}={v}" for k, v in line.items()))
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
@@ -238,7 +250,11 @@ class Trainer:
         prompts = [list(self.rollouts.rows[i].prompt_ids) for i in chosen]
         with self.averaged() as drafter:
             result = generate(
-                drafter, prompts, budget=Budget.parse(section.budget), max_new_tokens=section.max_new_tokens, batch_size=1
+                drafter,
+                prompts,
+                budget=Budget.parse(section.budget),
+                max_new_tokens=section.max_new_tokens,
+                batch_size=1,
             )
             tau = float(result.tau)
             better = tau > self.best["tau"]
@@ -246,7 +262,12 @@ class Trainer:
                 self.best = {"tau": tau, "step": self.step, "seconds": round(self.trained_seconds, 1)}
                 self.record()
                 drafter.save_pretrained(self.folder / "best")
-        self._log({"step": self.step, "decode": section.budget, "tau": round(tau, 4), "prompts": len(prompts), "best": better})
+        self._log(
+            {"step": self.step, "decode": section.budget, "tau": round(tau, 4), "prompts": len(prompts), "best": better}
+        )
+        self.say(
+            f"step {self.step}: tau {tau:.3f} at {section.budget} on {len(prompts)} held-out prompts{' (best)' if better else ''}"
+        )
         if self.step >= self.total and tau < 1.05:
             raise DataError(
                 f"{self.folder}: tau is {tau:.2f} after the whole run, so the drafter has learnt nothing; "

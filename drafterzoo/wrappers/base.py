@@ -7,7 +7,7 @@ its base it needs, and every wrapper has a setting without effect, in which it e
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
@@ -51,10 +51,10 @@ class Wrapper(Drafter):
     def open(self, target: Target, n: int, capacity: int, depth: int, rows: int) -> DraftState:
         return self.base.open(target, n, capacity, depth, rows)
 
-    def observe(self, state: DraftState, committed: Committed) -> None:
+    def observe(self, state: Any, committed: Committed) -> None:
         self.base.observe(state, committed)
 
-    def expand(self, state: DraftState, frontier: Frontier, select: Selector) -> Offers:
+    def expand(self, state: Any, frontier: Frontier, select: Selector) -> Offers:
         return self.base.expand(state, frontier, select)
 
     def rows_per_round(self, depth: int, grow: int) -> int:

@@ -82,7 +82,9 @@ class TTT:
         if not self.passes or min(self.passes) < 1:
             raise UsageError("objective ttt: passes must list numbers of at least 1, for example passes = [1, 2, 3].")
         if self.chances and len(self.chances) != len(self.passes):
-            raise UsageError(f"objective ttt: {len(self.chances)} chances for {len(self.passes)} passes; give one each.")
+            raise UsageError(
+                f"objective ttt: {len(self.chances)} chances for {len(self.passes)} passes; give one each."
+            )
 
     def draw_passes(self, progress: float, generator: torch.Generator) -> int:
         """The number of passes of a step that lies `progress` (0..1) into the run."""

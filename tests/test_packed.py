@@ -1,0 +1,104 @@
+"""Packed linear layers give the product of the plain ones, and give their weight back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from drafterzoo.errors import UsageError
+from drafterzoo.target import load_target, packed
+from drafterzoo.target.packed import PackedLinear, can_pack, pack_linears, packing_works
+from tests.tiny import KINDS, tiny_model, tiny_target
+
+PROMPTS = [list(range(5, 29)), [3], [20, 21, 22, 23]]
+
+needs_packing = pytest.mark.skipif(not packing_works(), reason="this build of torch has no oneDNN packing")
+
+
+@needs_packing
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 8, 50])
+def test_product_and_weight_are_those_of_the_dense_layer(bias, rows):
+    torch.manual_seed(rows)
+    linear = nn.Linear(48, 37, bias=bias)
+    layer = PackedLinear(linear)
+    x = torch.randn(2, rows, 48)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), linear(x), atol=1e-5, rtol=1e-5)
+    assert torch.equal(layer.to_dense(), linear.weight)
+    assert not any(p.numel() == 48 * 37 for p in layer.parameters()), "the dense weight must be gone"
+
+
+@needs_packing
+def test_gradients_flow_to_the_input():
+    linear = nn.Linear(6, 5)
+    x = torch.randn(3, 6, requires_grad=True)
+    expected = torch.autograd.grad(linear(x).sum(), x)[0]
+    torch.testing.assert_close(torch.autograd.grad(PackedLinear(linear)(x).sum(), x)[0], expected)
+
+
+@needs_packing
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_target_equals_plain(kind):
+    plain, fast = tiny_target(kind), tiny_target(kind, packed=True)
+    assert fast.packed and not plain.packed
+    logits = []
+    for target in (plain, fast):
+        cache = target.open_cache(3, 40, 4)
+        first = target.prefill(cache, PROMPTS).logits
+        tree = torch.ones(3, 4, 4, dtype=torch.bool).tril()
+        positions = cache.lengths[:, None] + torch.arange(4)
+        rest = target.verify(cache, torch.arange(12).view(3, 4), positions, tree).logits
+        logits.append(torch.cat([first, rest], dim=1))
+    torch.testing.assert_close(logits[1], logits[0], atol=1e-4, rtol=0)
+    assert torch.equal(logits[1].argmax(-1), logits[0].argmax(-1))
+    assert torch.equal(fast.head_weight(), plain.head_weight())
+    rows = torch.tensor([5, 0, 63])
+    assert torch.equal(fast.head_weight(rows), plain.head_weight(rows))
+    assert torch.equal(fast.embedding_weight(), plain.embedding_weight())
+
+
+@needs_packing
+def test_a_tied_head_stays_the_embedding():
+    target = tiny_target(packed=True, tie_word_embeddings=True)
+    assert target.head_weight() is target.embedding_weight()
+    assert target.vocab_size == 64
+    hidden = target.read(torch.tensor(PROMPTS[:1])).hidden
+    torch.testing.assert_close(target.head(hidden), hidden @ target.embedding_weight().T, atol=1e-5, rtol=1e-5)
+
+
+def test_only_plain_float32_linears_are_packed():
+    class Adapted(nn.Linear):
+        """A linear layer that does more than its name says."""
+
+    assert can_pack(nn.Linear(4, 4))
+    assert not can_pack(Adapted(4, 4)) and not can_pack(nn.Linear(4, 4).bfloat16()) and not can_pack(nn.Embedding(4, 4))
+
+
+@needs_packing
+def test_a_module_handed_in_is_packed_on_request_only():
+    assert not load_target(tiny_model()).packed
+    assert load_target(tiny_model(), packed=True).packed
+
+
+def test_without_the_operators_layers_stay_plain(monkeypatch, tmp_path):
+    def missing(linear: nn.Linear) -> None:
+        raise AttributeError("no such operator")
+
+    packing_works.cache_clear()
+    monkeypatch.setattr(packed, "PackedLinear", missing)
+    try:
+        assert not packing_works()
+        tiny_model().save_pretrained(tmp_path)
+        assert not load_target(tmp_path).packed
+        with pytest.raises(UsageError, match="cannot be packed"):
+            load_target(tiny_model(), packed=True)
+    finally:
+        packing_works.cache_clear()
+
+
+@needs_packing
+def test_packing_counts_its_layers():
+    model = tiny_model(layers=2)
+    assert pack_linears(model) == 2 * 7 + 1 and pack_linears(model) == 0
