@@ -1,4 +1,4 @@
-"""drafterzoo: every drafter of speculative decoding through one tree engine, verified exactly, compared at equal budgets.
+"""drafterzoo: every drafter of speculative decoding in one tree engine, verified exactly, compared at equal budgets.
 
 The public surface, and nothing else. Names load on first use, so that `import drafterzoo` costs nothing.
 """

@@ -6,12 +6,14 @@ target call, the root excluded; depth counts draft steps, which is also the deep
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import attrs
 
 from drafterzoo.errors import UsageError, suggest
 
 
-def _at_least(minimum: int):
+def _at_least(minimum: int) -> Callable[[object, attrs.Attribute, object], None]:
     def check(instance: object, attribute: attrs.Attribute, value: object) -> None:
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
             raise UsageError(
@@ -72,7 +74,7 @@ class Budget:
 
     @classmethod
     def tree(cls, nodes: int) -> Budget:
-        """A tree of `nodes` nodes at the project's defaults: six wide, five levels up to 8 nodes, six to 32, eight above."""
+        """A tree of `nodes` nodes at the defaults: six wide; five levels up to 8 nodes, six to 32, eight above."""
         if nodes < 1:
             return cls.chain(nodes)  # refused there, with the same words as any other bad budget
         depth = min(nodes, 5 if nodes <= 8 else 6 if nodes <= 32 else 8)
@@ -99,7 +101,8 @@ class Budget:
             key, eq, value = (s.strip() for s in part.partition("="))
             if not eq or not value.isdecimal():
                 raise UsageError(
-                    f"budget: cannot read {part!r} in {text!r}; write 'chain:4', '24', or 'nodes=24,depth=6,grow=6,offer=6'."
+                    f"budget: cannot read {part!r} in {text!r}; "
+                    f"write 'chain:4', '24', or 'nodes=24,depth=6,grow=6,offer=6'."
                 )
             if key not in fields:
                 raise UsageError(

@@ -1,7 +1,7 @@
 """Checkpoints known by name, and `load`: from a spec or an address to a drafter bound to its target.
 
-Knows the registry, the folders under model_cards/ (each a snapshot of a Hub repository), addresses, and how a checkpoint
-states its target; nothing of networks, of drafting, or of the Hub's protocol.
+Knows the registry, the folders under model_cards/ (each a snapshot of a Hub repository), addresses, and how a
+checkpoint states its target; nothing of networks, of drafting, or of the Hub's protocol.
 """
 
 from __future__ import annotations
@@ -49,10 +49,12 @@ def load(
     """Load a drafter, bound to its target and ready to draft.
 
     spec_or_address: a spec ("eagle3.1", "hass+pr(self_query='token')"), a checkpoint's name ("eagle3.1-smollm2-135m"),
-    "hub:org/name@revision", or "dir:path"; a bare "org/name" is taken as hub:. target: a Target, or what load_target takes;
-    None loads the checkpoint's own, for a spec without weights the embedded default. overrides: options of the base drafter.
+    "hub:org/name@revision", or "dir:path"; a bare "org/name" is taken as hub:. target: a Target, or what load_target
+    takes; None loads the checkpoint's own, for a spec without weights the embedded default. overrides: options of the
+    base drafter.
 
-    Raises UsageError (nothing of that name, an impossible combination) or CheckpointError (damaged, or for another target).
+    Raises UsageError (nothing of that name, an impossible combination) or CheckpointError (damaged, or for another
+    target).
     """
     from drafterzoo import checkpoint
 
@@ -128,7 +130,10 @@ def _called(target: Target | str | None) -> str:
 
 
 def _names(target: Target | str | None, recorded: dict[str, Any]) -> bool:
-    """Whether a checkpoint's recorded target is the one asked for. None asks for the embedded one, whose checkpoints we ship."""
+    """Whether a checkpoint's recorded target is the one asked for.
+
+    None asks for the embedded one, whose checkpoints we ship.
+    """
     return target is None or _called(target) == recorded.get("name") or not isinstance(target, str)
 
 
@@ -160,8 +165,8 @@ def check_fingerprint(recorded: dict[str, Any], target: Target, where: Path) -> 
             continue
         if recorded[key] != own[key]:
             raise CheckpointError(
-                f"{where}: made for {recorded.get('name')}, whose {key} is {_short(recorded[key])}, but {target.name} has "
-                f"{_short(own[key])}; load it with its own target (target=None)."
+                f"{where}: made for {recorded.get('name')}, whose {key} is {_short(recorded[key])}, "
+                f"but {target.name} has {_short(own[key])}; load it with its own target (target=None)."
             )
 
 

@@ -1,6 +1,6 @@
-"""The native checkpoint: `config.json` and `model.safetensors` in one folder, written whole or not at all, read strictly.
+"""The native checkpoint: `config.json` and `model.safetensors` in one folder, written whole or not at all.
 
-Knows files and tensors; nothing of any drafter, of other people's layouts, or of the Hub.
+Reading is strict. Knows files and tensors; nothing of any drafter, of other people's layouts, or of the Hub.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -59,14 +59,16 @@ def write_whole(path: Path, data: bytes) -> None:
     except OSError as error:
         beside.unlink(missing_ok=True) if beside.parent.is_dir() else None
         raise CheckpointError(
-            f"{path}: cannot be written ({error.strerror}); nothing was changed, free some space or choose another folder."
+            f"{path}: cannot be written ({error.strerror}); "
+            f"nothing was changed, free some space or choose another folder."
         ) from error
 
 
 def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
-    """Write a native checkpoint into `folder` and return it. Raises CheckpointError; an older checkpoint survives a failure.
+    """Write a native checkpoint into `folder` and return it.
 
-    The weights are replaced first, so that a folder with a new config always holds its own weights.
+    The weights are replaced first, so that a folder with a new config always holds its own weights. Raises
+    CheckpointError; an older checkpoint survives a failure.
     """
     whole = {"library_name": "drafterzoo", "format_version": FORMAT_VERSION, **config}
     text = json.dumps(whole, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
@@ -95,7 +97,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     version = config.get("format_version")
     if version != FORMAT_VERSION:
         raise CheckpointError(
-            f"{path}: format_version is {version!r}, this release reads {FORMAT_VERSION}; update drafterzoo or save again."
+            f"{path}: format_version is {version!r}, this release reads {FORMAT_VERSION}; "
+            f"update drafterzoo or save again."
         )
     for key in ("spec", "target", "drafter", "dtype"):
         if key not in config:
@@ -156,7 +159,7 @@ def fill(module: nn.Module, saved: Native) -> None:
 _converter = cattrs.Converter(forbid_extra_keys=True, detailed_validation=False)
 
 
-def _exactly(*kinds: type):
+def _exactly(*kinds: type) -> Callable[[Any, Any], Any]:
     """A structuring hook that accepts these types alone: cattrs would turn "3" into 3 and 1 into True."""
 
     def hook(value: Any, _: Any) -> Any:
@@ -174,7 +177,10 @@ _converter.register_structure_hook(str, _exactly(str))
 
 
 def structure(cls: type, values: Mapping[str, Any], where: str, error: type[DrafterzooError] = CheckpointError) -> Any:
-    """Build an attrs object from plain values. Raises `error` naming the key that is unknown, missing or of the wrong type."""
+    """Build an attrs object from plain values.
+
+    Raises `error` naming the key that is unknown, missing or of the wrong type.
+    """
     fields = {f.name: f for f in attrs.fields(attrs.resolve_types(cls)) if f.init}
     for key in values:
         if key not in fields:

@@ -134,9 +134,18 @@ def generate(
     """
     sampling = Sampling(temperature, top_p, top_k, seed, verification, coupled)
     job = _Job.prepare(
-        drafter, prompts, target, budget, max_new_tokens, sampling, stop_token_ids, thinking, batch_size, request_ids,
+        drafter,
+        prompts,
+        target,
+        budget,
+        max_new_tokens,
+        sampling,
+        stop_token_ids,
+        thinking,
+        batch_size,
+        request_ids,
         keep_trees,
-    )  # fmt: skip
+    )
     n = len(job.prompts)
     tokens: list[list[int]] = [[] for _ in range(n)]
     rounds: list[list[Round]] = [[] for _ in range(n)]
@@ -178,9 +187,18 @@ def stream(
     """
     sampling = Sampling(temperature, top_p, top_k, seed, verification, coupled)
     job = _Job.prepare(
-        drafter, prompts, target, budget, max_new_tokens, sampling, stop_token_ids, thinking, batch_size, request_ids,
+        drafter,
+        prompts,
+        target,
+        budget,
+        max_new_tokens,
+        sampling,
+        stop_token_ids,
+        thinking,
+        batch_size,
+        request_ids,
         keep_trees,
-    )  # fmt: skip
+    )
     return job.stream()  # a plain function up to here, so that a mistake is reported when it is made
 
 
@@ -197,10 +215,19 @@ class _Job:
 
     @classmethod
     def prepare(
-        cls, drafter: Drafter | str | None, prompts: Prompt | Sequence[Prompt], target: Target | str | None,
-        budget: Budget | str | None, max_new_tokens: int, sampling: Sampling, stop_token_ids: Sequence[int] | None,
-        thinking: bool | None, batch_size: int | None, request_ids: Sequence[int | str] | None, keep_trees: bool,
-    ) -> _Job:  # fmt: skip
+        cls,
+        drafter: Drafter | str | None,
+        prompts: Prompt | Sequence[Prompt],
+        target: Target | str | None,
+        budget: Budget | str | None,
+        max_new_tokens: int,
+        sampling: Sampling,
+        stop_token_ids: Sequence[int] | None,
+        thinking: bool | None,
+        batch_size: int | None,
+        request_ids: Sequence[int | str] | None,
+        keep_trees: bool,
+    ) -> _Job:
         several = _several(prompts)
         bound, target = _bind(drafter, target)
         if isinstance(budget, str):

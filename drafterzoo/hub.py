@@ -1,6 +1,7 @@
 """Pulling and pushing checkpoints: one folder in, one commit out.
 
-Knows huggingface_hub; nothing of drafters' insides. Tokens are huggingface_hub's own business: none is read, kept or shown.
+Knows huggingface_hub; nothing of drafters' insides. Tokens are huggingface_hub's own business: none is read, kept or
+shown.
 """
 
 from __future__ import annotations
@@ -33,20 +34,25 @@ def pull(repo_id: str, *, revision: str | None = None) -> Path:
         ) from error
     except RepositoryNotFoundError as error:
         raise CheckpointError(
-            f"hub:{repo_id}: no such repository, or it is private and you are not logged in; check the name or run `hf auth login`."
+            f"hub:{repo_id}: no such repository, or it is private and you are not logged in; "
+            f"check the name or run `hf auth login`."
         ) from error
     except LocalEntryNotFoundError as error:
         raise CheckpointError(
-            f"hub:{repo_id}: the Hub cannot be reached and the repository is not in the cache; connect, or load 'dir:path'."
+            f"hub:{repo_id}: the Hub cannot be reached and the repository is not in the cache; "
+            f"connect, or load 'dir:path'."
         ) from error
     except HfHubHTTPError as error:
         raise CheckpointError(f"hub:{repo_id}: the Hub answered {error}; try again, or load 'dir:path'.") from error
     except ValueError as error:  # huggingface_hub refuses a malformed name before it asks anybody
-        raise UsageError(f"hub:{repo_id}: not the name of a repository ({error}); expected 'hub:org/name' or 'hub:org/name@revision'.") from error  # fmt: skip
+        raise UsageError(
+            f"hub:{repo_id}: not the name of a repository ({error}); "
+            f"expected 'hub:org/name' or 'hub:org/name@revision'."
+        ) from error
 
 
 def push(drafter: Drafter, repo_id: str, **options: Any) -> str:
-    """Upload a drafter's native checkpoint in one commit, making the repository if need be. Returns the commit's address.
+    """Upload a drafter's native checkpoint in one commit, making the repository if need be. Returns its address.
 
     private: for a new repository; the other options are those of HfApi.upload_folder.
     """
@@ -60,5 +66,7 @@ def push(drafter: Drafter, repo_id: str, **options: Any) -> str:
                 repo_id=repo_id, folder_path=folder, **{"commit_message": f"{drafter.spec} checkpoint", **options}
             )
         except HfHubHTTPError as error:
-            raise CheckpointError(f"hub:{repo_id}: the Hub refused the upload ({error}); log in with `hf auth login` and try again.") from error  # fmt: skip
+            raise CheckpointError(
+                f"hub:{repo_id}: the Hub refused the upload ({error}); log in with `hf auth login` and try again."
+            ) from error
     return str(commit.commit_url)

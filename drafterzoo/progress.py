@@ -1,7 +1,7 @@
-"""Progress on stderr for anything that takes more than a moment: a bar with a count, a rate, the time left, and a remark.
+"""Progress on stderr for anything that takes more than a moment: a bar with a count, a rate, the time left, a remark.
 
-Knows rich; nothing of what is being done. Where stderr is not a terminal, the title and the remarks become plain lines, at
-most one every ten seconds.
+Knows rich; nothing of what is being done. Where stderr is not a terminal, the title and the remarks become plain lines,
+at most one every ten seconds.
 """
 
 from __future__ import annotations
@@ -56,8 +56,14 @@ def progress(title: str, total: float, unit: str = "tok/s") -> Iterator[Bar]:
         yield Bar(None, None, unit)
         return
     columns = (
-        TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
-        TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[remark]}"),
-    )  # fmt: skip
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[remark]}"),
+    )
     with Progress(*columns, console=console, transient=True) as bar:
         yield Bar(bar, bar.add_task(title, total=total, rate="", remark=""), unit)

@@ -1,4 +1,4 @@
-"""What every drafter with a network must hold: drafting equals the training forward, checkpoints come back byte for byte."""
+"""What every drafter with a network must hold: drafting is the training forward, checkpoints return byte for byte."""
 
 from __future__ import annotations
 
@@ -69,17 +69,30 @@ def draft_along(drafter: Drafter, tokens: Tensor, features: Tensor, root: int, s
     at = torch.arange(root).expand(n, root)
     drafter.observe(
         state,
-        Committed(tokens[:, :root], tokens[:, 1 : root + 1], at, features[:, :root], torch.ones_like(at, dtype=torch.bool),
-                  torch.full((n,), root - 1), longest=root),
-    )  # fmt: skip
+        Committed(
+            tokens[:, :root],
+            tokens[:, 1 : root + 1],
+            at,
+            features[:, :root],
+            torch.ones_like(at, dtype=torch.bool),
+            torch.full((n,), root - 1),
+            longest=root,
+        ),
+    )
     recorder = Recorder()
     for step in range(steps):
         whole = torch.ones(n, 1, max(step, 0) + 1, dtype=torch.bool)
         here = torch.full((n, 1), root + step)
         frontier = Frontier(
-            step, step, tokens[:, root + step, None], torch.full((n, 1), step - 1), here, torch.full((n, 1), max(step - 1, 0)),
-            whole, torch.ones(n, 1, dtype=torch.bool),
-        )  # fmt: skip
+            step,
+            step,
+            tokens=tokens[:, root + step, None],
+            nodes=torch.full((n, 1), step - 1),
+            positions=here,
+            sources=torch.full((n, 1), max(step - 1, 0)),
+            visible=whole,
+            valid=torch.ones(n, 1, dtype=torch.bool),
+        )
         drafter.expand(state, frontier, recorder)
     return [logits[:, 0] for logits in recorder.logits]
 
@@ -107,9 +120,11 @@ def test_documents_packed_into_one_row_do_not_see_each_other() -> None:
         tokens, features, torch.arange(length).expand(2, length), torch.zeros(2, length, dtype=torch.int64)
     )
     packed = UnrollBatch(
-        tokens.reshape(1, -1), features.reshape(1, 2 * length, -1), torch.arange(length).repeat(2)[None],
+        tokens.reshape(1, -1),
+        features.reshape(1, 2 * length, -1),
+        torch.arange(length).repeat(2)[None],
         torch.arange(2).repeat_interleave(length)[None],
-    )  # fmt: skip
+    )
     for step, (a, b) in enumerate(zip(drafter.unroll(apart, 3), drafter.unroll(packed, 3), strict=True)):
         known = length - 1 - step  # later rows read past the end of their document and carry no loss
         torch.testing.assert_close(a[:, :known], b.view(2, length, -1)[:, :known], rtol=0, atol=1e-5)
@@ -243,7 +258,7 @@ def test_a_wrong_config_key_is_named(line: str, words: str, tmp_path: Path) -> N
 
 def test_a_checkpoint_of_another_target_is_refused(tmp_path: Path) -> None:
     native = checkpoint.read(saved(tmp_path))
-    with pytest.raises(CheckpointError, match="vocab_size 64, but .* has 80"):
+    with pytest.raises(CheckpointError, match=r"vocab_size 64, but .* has 80"):
         Eagle3.from_checkpoint(native, tiny_target("llama", vocab=80))
 
 

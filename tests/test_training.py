@@ -1,4 +1,4 @@
-"""Training: the loss against a plain reference, the mask, the packing, exact resumption, recipes that say what is wrong."""
+"""Training: the loss against a plain reference, the mask, the packing, exact resumption, recipes' errors."""
 
 from __future__ import annotations
 

@@ -73,8 +73,11 @@ budgets = st.builds(
     lambda depth, width, offer, share: Budget(
         max(1, int(share * Budget(1, depth, width, offer).capacity)), depth, width, offer
     ),
-    st.integers(1, 5), st.integers(1, 4), st.integers(1, 4), st.floats(0, 1),
-)  # fmt: skip
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.floats(0, 1),
+)
 
 
 @settings(max_examples=60, deadline=None)

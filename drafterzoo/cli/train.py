@@ -6,7 +6,7 @@ Knows how options are typed; nothing of how anything is trained.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import attrs
 from cyclopts import Parameter
@@ -49,7 +49,7 @@ def train(
     from drafterzoo.training.run import train as run
 
     made = read_recipe(_find(recipe))
-    changes = {"epochs": epochs, "seed": seed, "threads": threads}
+    changes: dict[str, Any] = {"epochs": epochs, "seed": seed, "threads": threads}
     if epochs is not None and epochs <= 0:
         raise UsageError(f"--epochs {epochs:g}: expected a number above zero.")
     made = attrs.evolve(made, run=attrs.evolve(made.run, **{k: v for k, v in changes.items() if v is not None}))

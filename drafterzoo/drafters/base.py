@@ -1,4 +1,4 @@
-"""What every drafter is: a frozen config, a module bound to a target, the contract of the engine, and a native checkpoint.
+"""What every drafter is: a frozen config, a module bound to a target, the engine's contract, and a native checkpoint.
 
 Knows the contract, the target's sizes and the native checkpoint; nothing of any particular drafter, of growth, of
 verification, of training objectives or of foreign checkpoint layouts.
@@ -34,8 +34,8 @@ class UnrollBatch:
     features  [n, T, T*H]    the drafter's taps of row t
     positions [n, T] int64   t, counted from the start of its document
     documents [n, T] int64   which document a row belongs to; -1 for padding
-    queries   [n, Q] int64   the rows whose outputs are wanted, or None for all: the others are context alone, which saves
-                             most of their cost
+    queries   [n, Q] int64   the rows whose outputs are wanted, or None for all: the others are context alone, which
+                             saves most of their cost
     """
 
     tokens: Tensor
@@ -77,7 +77,7 @@ class Drafter(nn.Module):
 
     @classmethod
     def debug_config(cls, target: Target) -> Any:
-        """The smallest config worth testing on a tiny target; the shared tests build every registered drafter with it."""
+        """The smallest config worth testing on a tiny target; the shared tests build every drafter with it."""
         return cls.default_config(target)
 
     @classmethod
@@ -173,7 +173,10 @@ class Drafter(nn.Module):
         return checkpoint.write(Path(directory), self.manifest(), self.tensors())
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """Upload the native checkpoint as one commit; `options` are those of HfApi.upload_folder. Returns the commit's address."""
+        """Upload the native checkpoint as one commit and return the commit's address.
+
+        options: those of HfApi.upload_folder.
+        """
         from drafterzoo import hub
 
         return hub.push(self, repo_id, **options)
@@ -203,7 +206,7 @@ class Drafter(nn.Module):
 
 
 def with_options(config_class: type, drafter: str, values: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """Build a config from computed `values` overridden by typed `options`. Raises UsageError naming an unknown option."""
+    """Build a config from computed `values` and the `options` over them. Raises UsageError naming an unknown option."""
     from drafterzoo.errors import suggest
 
     fields = [f.name for f in attrs.fields(config_class)]

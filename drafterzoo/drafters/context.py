@@ -1,7 +1,8 @@
 """A drafter's own K/V memory: committed rows that stay, drafted rows that live for one round.
 
-Knows slots and tensors; nothing of layers' arithmetic, of trees' shape or of any drafter. The drafted rows stand *before*
-the committed ones in the buffer, so that the mask of a drafted row is two blocks side by side whatever the lengths are:
+Knows slots and tensors; nothing of layers' arithmetic, of trees' shape or of any drafter. The drafted rows stand
+*before* the committed ones in the buffer, so that the mask of a drafted row is two blocks side by side whatever the
+lengths are:
 
     slot 0 .. scratch-1      rows drafted in this round (overwritten every round: eagle.md 4.1)
     slot scratch             where padding rows are written, never read
@@ -72,7 +73,8 @@ class ContextCache:
     def drafted_mask(self, visible: Tensor) -> Tensor:
         """Mask [n, W, scratch+1+longest] of drafted rows.
 
-        visible [n, W, seen]: which of the drafted rows in slots 0..seen-1 each row attends. All committed rows are visible.
+        visible [n, W, seen]: which of the drafted rows in slots 0..seen-1 each row attends. All committed rows are
+        visible.
         """
         n, width, seen = visible.shape
         drafted = torch.zeros(n, width, self.first, dtype=torch.bool, device=visible.device)

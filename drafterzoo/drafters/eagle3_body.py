@@ -3,13 +3,14 @@
 Source: eagle.md 1.2 and 1.3 (EAGLE-3, arXiv 2503.01840; EAGLE-3.1, arXiv 2605.09992). Knows nothing of growth,
 verification, sampling or training objectives; of the target it knows its taps, its embedding and its head.
 
-Row t pairs the target's features of position t with the embedding of x_{t+1} and predicts x_{t+2} (eagle.md 0.1), so the
-row of a draft node at position p stands at rotary position p-1, and the newest committed row is the root's.
+Row t pairs the target's features of position t with the embedding of x_{t+1} and predicts x_{t+2} (eagle.md 0.1), so
+the row of a draft node at position p stands at rotary position p-1, and the newest committed row is the root's.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import attrs
 import torch
@@ -32,9 +33,10 @@ if TYPE_CHECKING:
 class Eagle3Config:
     """Sizes and flags of an EAGLE-3 body.
 
-    taps: boundaries of the target, fused in this order. head, embedding: "borrowed" takes the target's (the head cut to the
-    draft vocabulary) and saves nothing; "own" stores them in the checkpoint. The four norm flags are those of eagle.md 1.2
-    and 1.3. coupling: weights of log q and of the noise in the coupled score (engine/sampling.py), fitted after training.
+    taps: boundaries of the target, fused in this order. head, embedding: "borrowed" takes the target's (the head cut to
+    the draft vocabulary) and saves nothing; "own" stores them in the checkpoint. The four norm flags are those of
+    eagle.md 1.2 and 1.3. coupling: weights of log q and of the noise in the coupled score (engine/sampling.py), fitted
+    after training.
     """
 
     vocab_size: int
@@ -74,12 +76,13 @@ class Eagle3Config:
             )
         if not 0 < self.draft_vocab_size <= self.vocab_size:
             raise UsageError(
-                f"eagle3: draft_vocab_size={self.draft_vocab_size} must lie between 1 and the target's {self.vocab_size}."
+                f"eagle3: draft_vocab_size={self.draft_vocab_size} must lie between 1 and "
+                f"the target's {self.vocab_size}."
             )
         if self.hidden_size != self.target_hidden_size and "borrowed" in (self.head, self.embedding):
             raise UsageError(
-                f"eagle3: hidden_size={self.hidden_size} differs from the target's {self.target_hidden_size}, so head and "
-                f"embedding cannot be borrowed; set head='own' and embedding='own'."
+                f"eagle3: hidden_size={self.hidden_size} differs from the target's {self.target_hidden_size}, so "
+                f"head and embedding cannot be borrowed; set head='own' and embedding='own'."
             )
 
 
@@ -109,6 +112,19 @@ class Eagle3Attention(nn.Module):
         return rotate((self.k_norm(k) if self.config.qk_norm else k).transpose(1, 2), cos, sin), v.transpose(1, 2)
 
 
+class Eagle3Mlp(nn.Module):
+    """The gated feed-forward block."""
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
 class Eagle3Layer(nn.Module):
     """One decoder layer. Layer 0 reads the normed token embedding beside the normed feature; later layers are plain."""
 
@@ -121,13 +137,7 @@ class Eagle3Layer(nn.Module):
             self.hidden_norm = nn.RMSNorm(h, eps=eps)
         self.self_attn = Eagle3Attention(config, 2 * h if first else h)
         self.post_attention_layernorm = nn.RMSNorm(h, eps=eps)
-        self.mlp = nn.ModuleDict(
-            {
-                "gate_proj": nn.Linear(h, config.intermediate_size, bias=False),
-                "up_proj": nn.Linear(h, config.intermediate_size, bias=False),
-                "down_proj": nn.Linear(config.intermediate_size, h, bias=False),
-            }
-        )
+        self.mlp = Eagle3Mlp(config)
 
     def enter(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The residual and the attention input, both before any attention."""
@@ -140,13 +150,12 @@ class Eagle3Layer(nn.Module):
     def leave(self, residual: Tensor, attended: Tensor) -> Tensor:
         """The layer's output from its residual and what attention brought (before o_proj)."""
         residual = residual + self.self_attn.o_proj(attended)
-        x = self.post_attention_layernorm(residual)
-        return residual + self.mlp["down_proj"](functional.silu(self.mlp["gate_proj"](x)) * self.mlp["up_proj"](x))
+        return residual + self.mlp(self.post_attention_layernorm(residual))
 
 
 @attrs.define(eq=False)
 class Eagle3State:
-    """Requests in flight: context K/V, and the recurrent output of every row forwarded this round (row 0: the root's)."""
+    """Requests in flight: context K/V, and the recurrent output of every row of this round (row 0: the root's)."""
 
     cache: ContextCache
     outputs: Tensor  # [n, 1+scratch, h], what recurs
@@ -177,14 +186,15 @@ class Eagle3Body(Drafter):
             self.fc_norm = nn.ModuleList(nn.RMSNorm(config.target_hidden_size, eps=eps) for _ in config.taps)
         if config.norm_before_fc:
             self.input_norm = nn.RMSNorm(len(config.taps) * config.target_hidden_size, eps=eps)
-        self.layers = nn.ModuleList(Eagle3Layer(config, first=i == 0) for i in range(config.num_layers))
+        layers = nn.ModuleList(Eagle3Layer(config, first=i == 0) for i in range(config.num_layers))
+        self.layers = cast("Sequence[Eagle3Layer]", layers)  # a ModuleList does not say what it holds
         self.norm = nn.RMSNorm(h, eps=eps)
         if config.head == "own":
             self.lm_head = nn.Linear(h, config.draft_vocab_size, bias=False)
         if config.embedding == "own":
             self.embed_tokens = nn.Embedding(config.vocab_size, h)
         if reduced:
-            # Offsets, not ids: target id = draft id + d2t[draft id] (eagle.md 0.5). The first D ids until a map is set.
+            # Offsets, not ids: target id = draft id + d2t[draft id] (eagle.md 0.5); the first D until a map is set.
             self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
             self.register_buffer("t2d", torch.arange(config.vocab_size) < config.draft_vocab_size)
         self._borrowed: dict[str, Any] = {}
@@ -198,8 +208,8 @@ class Eagle3Body(Drafter):
         layers = target.num_layers
         if "taps" not in options and layers < 7:
             raise UsageError(
-                f"{cls.name}: the usual taps 2, L//2, L-3 need a target of at least 7 layers and this one has {layers}; "
-                f"name them, for example taps=(1, {layers})."
+                f"{cls.name}: the usual taps 2, L//2, L-3 need a target of at least 7 layers and this one has "
+                f"{layers}; name them, for example taps=(1, {layers})."
             )
         text = target.model.config.get_text_config()
         heads = text.num_attention_heads
@@ -220,9 +230,13 @@ class Eagle3Body(Drafter):
     @classmethod
     def debug_config(cls, target: Target) -> Eagle3Config:
         return cls.default_config(
-            target, draft_vocab_size=max(2, target.vocab_size * 3 // 4), intermediate_size=48, num_heads=4, num_kv_heads=2,
+            target,
+            draft_vocab_size=max(2, target.vocab_size * 3 // 4),
+            intermediate_size=48,
+            num_heads=4,
+            num_kv_heads=2,
             head_dim=8,
-        )  # fmt: skip
+        )
 
     @classmethod
     def from_checkpoint(cls, saved: Any, target: Target) -> Eagle3Body:
@@ -253,7 +267,10 @@ class Eagle3Body(Drafter):
             )
 
     def set_vocabulary(self, ids: Tensor) -> None:
-        """Fix the draft vocabulary to these target ids [D] (any order; stored ascending). Raises UsageError if they cannot be."""
+        """Fix the draft vocabulary to these target ids [D], in any order; they are stored ascending.
+
+        Raises UsageError when they are not D different ids of the target.
+        """
         ids = ids.unique().to(self.norm.weight.device)
         if len(ids) != self.config.draft_vocab_size or ids[0] < 0 or ids[-1] >= self.config.vocab_size:
             raise UsageError(
@@ -283,7 +300,7 @@ class Eagle3Body(Drafter):
             raise CheckpointError(f"{where}: {wrong}; d2t must hold offsets, target id = draft id + d2t[draft id].")
 
     def borrow(self) -> None:
-        """Take the target's embedding and head rows, as far as the config says so. Nothing of them is trained or saved."""
+        """Take the target's embedding and head rows, as far as the config says so: neither trained nor saved."""
         dtype = self.norm.weight.dtype
         if self.config.embedding == "borrowed":
             self._borrowed["embedding"] = self.target.embedding_weight().detach()
@@ -351,9 +368,15 @@ class Eagle3Body(Drafter):
     def open(self, target: Target, n: int, capacity: int, depth: int, rows: int) -> Eagle3State:
         c, like = self.config, self.norm.weight
         cache = ContextCache(
-            n, capacity, rows, layers=c.num_layers, kv_heads=c.num_kv_heads, head_dim=c.head_dim,
-            device=like.device, dtype=like.dtype,
-        )  # fmt: skip
+            n,
+            capacity,
+            rows,
+            layers=c.num_layers,
+            kv_heads=c.num_kv_heads,
+            head_dim=c.head_dim,
+            device=like.device,
+            dtype=like.dtype,
+        )
         outputs = torch.zeros(n, 1 + rows, c.hidden_size, device=like.device, dtype=like.dtype)
         return Eagle3State(cache, outputs, outputs[:, 0].clone())
 
@@ -396,8 +419,17 @@ class Eagle3Body(Drafter):
         state.outputs[:, first : first + width], normed = self.finish(hidden)
         return select(self.logits(normed), frontier, self._borrowed["ids"])
 
-    def _forward(self, state: Eagle3State, tokens: Tensor, hidden: Tensor, positions: Tensor, slots: Tensor, mask: Tensor, view: Any) -> Tensor:  # fmt: skip
-        """The layers over rows [n, R]: writes their K/V at `slots`, attends what `view` shows and `mask` [n, R, S] allows."""
+    def _forward(
+        self,
+        state: Eagle3State,
+        tokens: Tensor,
+        hidden: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        mask: Tensor,
+        view: Callable[[int], tuple[Tensor, Tensor]],
+    ) -> Tensor:
+        """The layers over rows [n, R]: writes K/V at `slots`, attends what `view` shows and `mask` [n, R, S] allows."""
         counted(state, tokens.shape[1])
         embedded = self.embed(tokens)
         cos, sin = rotary(positions, self.config.head_dim, self.config.rope_theta, hidden.dtype)
@@ -411,8 +443,10 @@ class Eagle3Body(Drafter):
     # -- the training forward ----------------------------------------------------------------------------------
 
     def unroll(self, batch: UnrollBatch, passes: int) -> list[Tensor]:
-        """Training-time test (eagle.md 3.2): pass j at row t reads x_{t+1+j}, its own output of pass j-1 at row t, the keys of
-        pass 0 at rows up to t, and one key of each later pass at row t. Returns the head inputs of every pass [n, Q, h].
+        """Training-time test (eagle.md 3.2). Returns the head inputs of every pass [n, Q, h].
+
+        Pass j at row t reads x_{t+1+j}, its own output of pass j-1 at row t, the keys of pass 0 at rows up to t, and
+        one key of each later pass at row t.
         """
         chains, hidden = self._first_pass(batch)
         recurs, normed = self.finish(hidden)
@@ -466,8 +500,9 @@ def shift_left(x: Tensor, by: int) -> Tensor:
 
 
 def chain_attention(q: Tensor, chain: list[tuple[Tensor, Tensor]], causal: Tensor) -> Tensor:
-    """Attention of the pass whose keys stand last in `chain`, one softmax over the causal rows of pass 0 and, of each later
-    pass, the row itself: exactly what a drafted row sees.
+    """Attention of the pass whose keys stand last in `chain`.
+
+    One softmax over the causal rows of pass 0 and, of each later pass, the row itself: exactly what a drafted row sees.
 
     q [n, H, Q, d]; chain: (k, v), of pass 0 [n, KV, T, d] and of every later pass [n, KV, Q, d]; causal [n, Q, T] bool.
     Returns [n, Q, H*d].

@@ -1,4 +1,4 @@
-"""What passes between engine, drafter and target in one round: plain containers of batched tensors, and the drafter's duties.
+"""What passes between engine, drafter and target in one round: containers of batched tensors, and the drafter's duties.
 
 Knows nothing of any particular drafter, of tokenizers, files or budgets' meaning. Every tensor has a leading request
 axis `n`; widths are fixed within a round, and a boolean `valid` marks padding. Nothing in here loops or synchronises.
@@ -72,8 +72,8 @@ class Committed:
     features    [n, R, T*H]    the drafter's taps of row t, concatenated in tap order ([n, R, 0] when it has none)
     valid       [n, R] bool    padding may stand before (prefill) or after (rounds) the valid rows
     last        [n] int64      index of the newest valid row
-    longest     int            host-known upper bound of positions + 1: how much of a context buffer need be looked at (that of
-                               finished requests included)
+    longest     int            host-known upper bound of positions + 1: how much of a context buffer need be looked at
+                               (that of finished requests included)
     tree, verdict, tree_features [n, 1+B, T*H]: the round these rows come from, None after prefill. For wrappers that
                                keep more than the accepted path.
     """
@@ -95,7 +95,8 @@ class Frontier:
     """The nodes to expand in draft step `step`; in step 0 this is the root alone.
 
     Drafters number the rows they forward: row 0 is the root's, and the rows of this step are
-    first_row .. first_row+W-1 (`first_row` is 0 in step 0). A wrapper that forwards extra rows numbers them after these.
+    first_row .. first_row+W-1 (`first_row` is 0 in step 0). A wrapper that forwards extra rows numbers them after
+    these.
 
     tokens    [n, W] int64  the nodes' tokens (target ids)
     nodes     [n, W] int64  the nodes' ids in the growing pool; -1 is the root
@@ -185,7 +186,10 @@ class Proposer(Protocol):
         ...
 
     def open(self, target: Target, n: int, capacity: int, depth: int, rows: int) -> DraftState:
-        """Memory for n requests of up to `capacity` committed tokens, `depth` draft steps and `rows` forwarded rows a round."""
+        """Memory for n requests of up to `capacity` committed tokens.
+
+        A round takes `depth` draft steps and forwards up to `rows` rows.
+        """
         ...
 
     def observe(self, state: Any, committed: Committed) -> None:

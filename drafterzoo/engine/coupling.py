@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from drafterzoo.budget import Budget
-from drafterzoo.engine.contract import Frontier, Offers
+from drafterzoo.engine.contract import Frontier, Offers, Proposer
 from drafterzoo.engine.decode import Batch, Settings
 from drafterzoo.engine.sampling import Coupling, Sampling, Selector, process
 from drafterzoo.errors import UsageError
@@ -63,7 +63,7 @@ class _Listening(Selector):
 
 
 def collect(
-    drafter: object,
+    drafter: Proposer,
     target: Target,
     prompts: Sequence[Sequence[int]],
     sampling: Sampling,
@@ -82,7 +82,7 @@ def collect(
     noise: list[Tensor] = []
     choices: list[int] = []
     for number, prompt in enumerate(prompts):
-        batch = Batch(drafter, target, [prompt], settings, [number])  # type: ignore[arg-type]
+        batch = Batch(drafter, target, [prompt], settings, [number])
         batch.select = listening = _Listening(batch.sampler, 1)
         batch.prefill()
         while batch.alive and len(choices) < limit:

@@ -154,7 +154,7 @@ class Stopwatch:
         """Seconds from mark to mark; on a device only after a synchronisation that both have passed."""
         a, b = self._marks[first], self._marks[second]
         if isinstance(a, float) or isinstance(b, float):
-            return float(b) - float(a)  # type: ignore[arg-type]
+            return float(b) - float(a)  # type: ignore[arg-type]  # a watch never mixes the two
         return a.elapsed_time(b) / 1e3
 
     def total(self) -> float:

@@ -100,9 +100,16 @@ def rejection(logits: Tensor, tree: DraftTree, sampler: Sampler, depth: int) -> 
 
 
 def _after(
-    p: Tensor, q: Tensor | None, token: Tensor, taken: Tensor, refused: Tensor,
-    logits: Tensor, tree: DraftTree, node: Tensor, sampler: Sampler,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    p: Tensor,
+    q: Tensor | None,
+    token: Tensor,
+    taken: Tensor,
+    refused: Tensor,
+    logits: Tensor,
+    tree: DraftTree,
+    node: Tensor,
+    sampler: Sampler,
+) -> tuple[Tensor, Tensor | None]:
     """(p, q) for the next test: fresh at the node that was accepted, the residual where a child was refused."""
     requests = torch.arange(len(p), device=p.device)
     fresh = process(logits[requests, node], sampler.sampling).exp()

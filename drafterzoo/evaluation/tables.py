@@ -38,9 +38,15 @@ class Grid:
 
     def rich(self) -> Table:
         table = Table(
-            title=escape(self.title), caption=escape(self.caption), title_justify="left", caption_justify="left",
-            title_style="bold", caption_style="dim", box=SIMPLE_HEAD, padding=(0, 1, 0, 0),
-        )  # fmt: skip
+            title=escape(self.title),
+            caption=escape(self.caption),
+            title_justify="left",
+            caption_justify="left",
+            title_style="bold",
+            caption_style="dim",
+            box=SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+        )
         for index, column in enumerate(self.columns):
             table.add_column(escape(column), justify="left" if index < self.labels else "right", overflow="fold")
         for row in self.rows:

@@ -10,12 +10,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from drafterzoo.errors import CheckpointError, UsageError, suggest
 from drafterzoo.progress import console
@@ -73,7 +73,7 @@ def _from_module(
     if dtype is not None:
         model = model.to(_dtype(dtype, torch.device("cpu")))
     if getattr(getattr(model, "config", None), "_attn_implementation", "sdpa") not in _MASKABLE:
-        model.set_attn_implementation("sdpa")  # type: ignore[operator]
+        cast(PreTrainedModel, model).set_attn_implementation("sdpa")
     if isinstance(tokenizer, str | os.PathLike):
         with quiet_transformers():
             tokenizer = _load_tokenizer(tokenizer, "", None)

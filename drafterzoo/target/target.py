@@ -64,8 +64,8 @@ class Target:
         self._kinds, self._window = _attention_kinds(config, len(self._decoder.layers), self.name)
         self._cache_keyword = _cache_keyword(self._decoder.trunk, self.name)
         self.model = cast(PreTrainedModel, model.eval().requires_grad_(False))
-        self._embedding: nn.Module = self.model.get_input_embeddings()
-        self._output: nn.Module = self.model.get_output_embeddings()
+        self._embedding = cast(nn.Embedding, self.model.get_input_embeddings())
+        self._output = cast(nn.Linear | PackedLinear, self.model.get_output_embeddings())
         self._head = _head_alone(self.model)
         self.packed = any(isinstance(module, PackedLinear) for module in model.modules())
         self._layout: CacheLayout | None = None
@@ -73,11 +73,11 @@ class Target:
 
     @property
     def device(self) -> torch.device:
-        return self._embedding.weight.device  # type: ignore[return-value]
+        return self._embedding.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._embedding.weight.dtype  # type: ignore[return-value]
+        return self._embedding.weight.dtype
 
     @property
     def vocab_size(self) -> int:
@@ -254,7 +254,7 @@ class Target:
 
     def embedding_weight(self) -> Tensor:
         """The embedding matrix [V, H], unscaled and not copied."""
-        return self._embedding.weight  # type: ignore[return-value]
+        return self._embedding.weight
 
     def head_weight(self, rows: Tensor | None = None) -> Tensor:
         """The output head's weight [V, H] or its given rows [R, H], dense also where the head is packed."""
@@ -263,7 +263,7 @@ class Target:
 
     def _dense_head(self) -> Tensor:
         if not isinstance(self._output, PackedLinear):
-            return self._output.weight  # type: ignore[return-value]
+            return self._output.weight
         return self.embedding_weight() if self._config_ties() else self._output.to_dense()
 
     def _config_ties(self) -> bool:

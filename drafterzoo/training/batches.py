@@ -1,7 +1,7 @@
 """Which documents a step sees: shuffled anew every epoch, packed whole into rows of bounded length.
 
-Knows lengths and seeds, and how to lay documents side by side; nothing of losses or models. The order is a pure function
-of (seed, epoch), so a resumed run need only remember how many steps it has taken.
+Knows lengths and seeds, and how to lay documents side by side; nothing of losses or models. The order is a pure
+function of (seed, epoch), so a resumed run need only remember how many steps it has taken.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from drafterzoo.training.objectives.ttt import TrainingBatch
 
 
 def packs(lengths: Sequence[int], indices: Sequence[int], limit: int, seed: int, epoch: int) -> list[list[int]]:
-    """The steps of one epoch: lists of document indices whose lengths add up to at most `limit` (a longer one stands alone)."""
+    """The steps of one epoch: lists of document indices whose lengths add up to at most `limit`.
+
+    A document longer than that stands alone.
+    """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     order = [indices[i] for i in torch.randperm(len(indices), generator=generator).tolist()]
     steps: list[list[int]] = [[]]
@@ -30,7 +33,7 @@ def packs(lengths: Sequence[int], indices: Sequence[int], limit: int, seed: int,
 
 
 def pack(documents: Sequence[Document]) -> TrainingBatch:
-    """Lay documents side by side into a batch of one row. Its queries are the rows whose root is a token of the response."""
+    """Lay documents side by side into a batch of one row; its queries are the rows whose root is in the response."""
     positions = torch.cat([torch.arange(len(d.tokens)) for d in documents])
     owner = torch.cat([torch.full((len(d.tokens),), i) for i, d in enumerate(documents)])
     answer = torch.cat([torch.arange(len(d.tokens)) >= d.prompt for d in documents])

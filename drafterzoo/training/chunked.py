@@ -1,7 +1,7 @@
-"""Soft cross-entropy against the target, computed a few rows at a time: the logits of a whole batch never exist at once.
+"""Soft cross-entropy against the target, a few rows at a time: the logits of a whole batch never exist at once.
 
-Knows two heads and a weight per row; nothing of drafters, passes or recipes. The gradient is formed in the forward pass,
-chunk by chunk, so memory is bounded by `chunk_bytes` whatever the batch and the vocabulary are.
+Knows two heads and a weight per row; nothing of drafters, passes or recipes. The gradient is formed in the forward
+pass, chunk by chunk, so memory is bounded by `chunk_bytes` whatever the batch and the vocabulary are.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ class Teacher:
     lse: Tensor
 
     def probabilities(self, rows: slice, renormalise: bool) -> tuple[Tensor, Tensor]:
-        """(p [r, D], the draft tokens' share of the target's mass [r]); p sums to 1 when renormalised, to the share otherwise."""
+        """(p [r, D], the draft tokens' share of the target's mass [r]).
+
+        p sums to 1 when renormalised, to the share otherwise.
+        """
         logits = self.hidden[rows] @ self.head.T
         inside = logits.logsumexp(-1)
         share = (inside - self.lse[rows]).exp().clamp(max=1.0)
@@ -35,7 +38,15 @@ class Teacher:
 
 class _SoftCrossEntropy(Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, head: Tensor, weight: Tensor, teacher: Teacher, renormalise: bool, rows_at_once: int) -> tuple[Tensor, Tensor]:  # fmt: skip
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        head: Tensor,
+        weight: Tensor,
+        teacher: Teacher,
+        renormalise: bool,
+        rows_at_once: int,
+    ) -> tuple[Tensor, Tensor]:
         grad_hidden = torch.empty_like(hidden)
         grad_head = torch.zeros_like(head) if head.requires_grad else None
         loss, agree = hidden.new_zeros(()), torch.empty(len(hidden), dtype=torch.bool, device=hidden.device)
@@ -72,8 +83,8 @@ def soft_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Sum over rows of weight * CE(p, q), and where the two argmaxes agree.
 
-    hidden [R, h] draft head inputs, head [D, h], weight [R]. Returns (loss, agree [R] bool). Gradients reach hidden, and
-    head when it is trained.
+    hidden [R, h] draft head inputs, head [D, h], weight [R]. Returns (loss, agree [R] bool). Gradients reach hidden,
+    and head when it is trained.
     """
     rows_at_once = max(1, chunk_bytes // (head.shape[0] * hidden.element_size() * 4))
     return _SoftCrossEntropy.apply(hidden, head, weight, teacher, renormalise, rows_at_once)

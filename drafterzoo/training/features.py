@@ -7,7 +7,7 @@ networks or of losses. One folder per (target, rollouts, taps):
     hidden.f16    [N, H]     after the final norm: what the target's head reads
     argmax.i32    [N]        the target's greedy choice for the next token
     lse.f32       [N]        log-sum-exp of the target's logits, so that exp(logit - lse) is its probability
-    index.json               what all of this was made from; written last, so a half-written cache is never taken for whole
+    index.json               what all of this was made from; written last, so that half a cache is never taken for whole
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ _TOKENS_AT_ONCE = 2048
 
 @attrs.frozen(eq=False)
 class Document:
-    """One rollout as training reads it. tokens [T], features [T, T*H], hidden [T, H], argmax [T], lse [T], prompt: its length."""
+    """One rollout as training reads it.
+
+    tokens [T], features [T, T*H], hidden [T, H], argmax [T], lse [T]; prompt: how many of the tokens are the prompt's.
+    """
 
     tokens: Tensor
     features: Tensor
@@ -88,9 +91,13 @@ class OnlineFeatures:
         ids = row.ids[: self.max_length]
         read = read_batch(self.target, [ids], self.taps)
         return Document(
-            torch.tensor(ids), *(read[name][0, : len(ids)].float().cpu() for name in ("features.f16", "hidden.f16")),
-            read["argmax.i32"][0].long().cpu(), read["lse.f32"][0].cpu(), len(row.prompt_ids),
-        )  # fmt: skip
+            tokens=torch.tensor(ids),
+            features=read["features.f16"][0].float().cpu(),
+            hidden=read["hidden.f16"][0].float().cpu(),
+            argmax=read["argmax.i32"][0].long().cpu(),
+            lse=read["lse.f32"][0].cpu(),
+            prompt=len(row.prompt_ids),
+        )
 
 
 def read_batch(target: Target, sequences: Sequence[Sequence[int]], taps: tuple[int, ...]) -> dict[str, Tensor]:
@@ -102,6 +109,7 @@ def read_batch(target: Target, sequences: Sequence[Sequence[int]], taps: tuple[i
         tokens[i, : len(ids)] = torch.tensor(ids)
         valid[i, : len(ids)] = True
     reading = target.read(tokens.to(target.device), taps, valid.to(target.device))
+    assert reading.hidden is not None, "a target's teacher forward gives hidden states"
     argmax, lse = [], []
     for rows in reading.hidden.flatten(0, 1).split(256):  # 256 rows of logits at a time bound the memory
         logits = target.head(rows).float()
@@ -122,8 +130,11 @@ def open_cache(target: Target, rollouts: Rollouts, taps: tuple[int, ...], max_le
     Raises DataError when the disk has no room for it, naming the size needed.
     """
     identity = {
-        "target": target.fingerprint(), "rollouts": rollouts.sha256, "taps": list(taps), "max_length": max_length,
-    }  # fmt: skip
+        "target": target.fingerprint(),
+        "rollouts": rollouts.sha256,
+        "taps": list(taps),
+        "max_length": max_length,
+    }
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     folder = root / key
     widths = {
@@ -147,9 +158,14 @@ def _shape(total: int, width: int) -> tuple[int, ...]:
 
 
 def _make(
-    folder: Path, identity: dict[str, Any], target: Target, rollouts: Rollouts, taps: tuple[int, ...], max_length: int,
+    folder: Path,
+    identity: dict[str, Any],
+    target: Target,
+    rollouts: Rollouts,
+    taps: tuple[int, ...],
+    max_length: int,
     widths: dict[str, int],
-) -> None:  # fmt: skip
+) -> None:
     sequences = [row.ids[:max_length] for row in rollouts.rows]
     offsets = np.concatenate([[0], np.cumsum([len(s) for s in sequences])]).astype(np.int64)
     total = int(offsets[-1])

@@ -1,7 +1,7 @@
 """Rollouts made anew: the target answers prompts in batches through the engine, and every answer is a line of JSON.
 
-Knows prompts, the engine's plain decoding and the rollout file; nothing of drafters or training. Lines are appended batch by
-batch, so an interruption loses one batch and the same call goes on after the last whole line.
+Knows prompts, the engine's plain decoding and the rollout file; nothing of drafters or training. Lines are appended
+batch by batch, so an interruption loses one batch and the same call goes on after the last whole line.
 """
 
 from __future__ import annotations
@@ -62,13 +62,17 @@ def make_rollouts(
             ).tokens
             rows = [
                 {
-                    "source": prompts[i][0], "prompt": prompts[i][1], "temperature": temperature,
-                    "prompt_ids": encoded[i], "response_ids": list(answer), "split": splits[i],
+                    "source": prompts[i][0],
+                    "prompt": prompts[i][1],
+                    "temperature": temperature,
+                    "prompt_ids": encoded[i],
+                    "response_ids": list(answer),
+                    "split": splits[i],
                 }
                 for i, answer in zip(batch, answers, strict=True)
-            ]  # fmt: skip
+            ]
             _append(path, rows)
-            new_tokens += sum(len(row["response_ids"]) for row in rows)
+            new_tokens += sum(map(len, answers))
             advance(len(batch))
     return {"rows": len(done) + len(left), "new_rows": len(left), "new_tokens": new_tokens}
 

@@ -32,7 +32,9 @@ class TargetSection:
 
 @attrs.frozen
 class DataSection:
-    """Rollouts to train on: one JSONL file with prompt_ids, response_ids and an optional split ("val" is never trained on).
+    """Rollouts to train on: one JSONL file with prompt_ids, response_ids and an optional split.
+
+    Rows of split "val" are never trained on.
 
     rollouts: a path, relative to the recipe's working folder; `$NAME` is replaced from the environment.
     features: "cache" reads the target's features once and keeps them under `cache`; "online" reads them every step.
@@ -60,7 +62,7 @@ class InitSection:
 
 @attrs.frozen
 class OptimizerSection:
-    """AdamW, linear warm-up, then cosine to `final` times the peak; gradient norm clipping; an average of the weights."""
+    """AdamW; linear warm-up, then cosine to `final` times the peak; gradient clipping; an average of the weights."""
 
     lr: float = attrs.field(default=1e-4, validator=_positive)
     betas: tuple[float, float] = (0.9, 0.95)
@@ -84,7 +86,7 @@ class RunSection:
 
 @attrs.frozen
 class EvaluateSection:
-    """The periodic real decode on held-out prompts of the rollouts; the checkpoint with the best tau is kept as `best`."""
+    """The periodic real decode on held-out prompts; the checkpoint with the best tau is kept as `best`."""
 
     every: int = attrs.field(default=2000, validator=_positive)
     prompts: int = attrs.field(default=24, validator=_positive)

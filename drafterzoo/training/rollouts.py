@@ -1,7 +1,7 @@
 """Rollouts on disk: the target's own answers, one JSON object a line.
 
-Knows the file and its fields; nothing of drafters or training. Fields: `prompt_ids` and `response_ids` (token ids of the
-target, chat template applied), optionally `split` ("val" rows are held out), `source`, `prompt`, `temperature`.
+Knows the file and its fields; nothing of drafters or training. Fields: `prompt_ids` and `response_ids` (token ids of
+the target, chat template applied), optionally `split` ("val" rows are held out), `source`, `prompt`, `temperature`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ def read_rollouts(path: str | Path, vocab_size: int) -> Rollouts:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); give a JSONL file of rollouts, or make one with `drafterzoo rollout`.") from error  # fmt: skip
+        raise DataError(
+            f"{path}: cannot be read ({error.strerror}); "
+            f"give a JSONL file of rollouts, or make one with `drafterzoo rollout`."
+        ) from error
     rows = [
         _row(json_row(line, path, number), f"{path}:{number}", vocab_size)
         for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1)
@@ -76,7 +79,9 @@ def json_row(line: str, path: Path, number: int) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise DataError(f"{path}:{number}: not a line of JSON ({error.msg} at column {error.colno}); mend or drop the line.") from error  # fmt: skip
+        raise DataError(
+            f"{path}:{number}: not a line of JSON ({error.msg} at column {error.colno}); mend or drop the line."
+        ) from error
     if not isinstance(row, dict):
         raise DataError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}.")
     return row
@@ -89,8 +94,14 @@ def _row(row: dict[str, Any], where: str, vocab_size: int) -> Rollout:
         if not isinstance(value, list) or not value or not all(type(i) is int for i in value):
             raise DataError(f"{where}: {key!r} must be a non-empty list of token ids.")
         if min(value) < 0 or max(value) >= vocab_size:
-            raise DataError(f"{where}: {key!r} holds an id outside the target's vocabulary of {vocab_size}; was it made for another target?")  # fmt: skip
+            raise DataError(
+                f"{where}: {key!r} holds an id outside the target's vocabulary of {vocab_size}; "
+                f"was it made for another target?"
+            )
         ids[key] = tuple(value)
     return Rollout(
-        **ids, split=str(row.get("split", "train")), source=str(row.get("source", "")), temperature=float(row.get("temperature", 0.0))
-    )  # fmt: skip
+        **ids,
+        split=str(row.get("split", "train")),
+        source=str(row.get("source", "")),
+        temperature=float(row.get("temperature", 0.0)),
+    )

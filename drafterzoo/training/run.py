@@ -1,6 +1,7 @@
 """From a recipe to a trained checkpoint: loads the target, builds the drafter, finds the data, runs the trainer.
 
-Knows the order of these things, and says what it is about to do (sizes, coverage, steps); nothing of how a step is taken.
+Knows the order of these things, and says what it is about to do (sizes, coverage, steps); nothing of how a step is
+taken.
 """
 
 from __future__ import annotations

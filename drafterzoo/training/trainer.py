@@ -5,7 +5,7 @@ out. A run is a folder:
 
     recipe.json     what is being trained, checked when the run is resumed
     log.jsonl       one line per `log_every` steps and per decode
-    last/           everything needed to go on bit by bit: state.pt, drafterzoo's native checkpoint of the averaged weights
+    last/           everything needed to go on bit by bit: state.pt, and the native checkpoint of the averaged weights
     best/           the native checkpoint with the best tau so far
 """
 
@@ -42,7 +42,7 @@ Say = Callable[[str], None]
 
 
 def learning_rate(section: OptimizerSection, step: int, total: int) -> float:
-    """Linear warm-up over the first `warmup` share of the steps, then a cosine to `final` times the peak at the last."""
+    """Linear warm-up over the first `warmup` share of steps, then a cosine to `final` times the peak at the last."""
     warm = max(1, round(section.warmup * total))
     if step < warm:
         return section.lr * (step + 1) / warm
@@ -64,7 +64,9 @@ class Meter:
         self.rows, self.seconds = self.rows + rows, self.seconds + seconds
         for depth, note in enumerate(notes):
             if depth == len(self.loss):
-                self.loss.append(0.0), self.right.append(0), self.seen.append(0)
+                self.loss.append(0.0)
+                self.right.append(0)
+                self.seen.append(0)
             self.loss[depth] += float(note.loss) * note.rows
             self.right[depth] += int(note.right)
             self.seen[depth] += note.rows
@@ -266,7 +268,8 @@ class Trainer:
             {"step": self.step, "decode": section.budget, "tau": round(tau, 4), "prompts": len(prompts), "best": better}
         )
         self.say(
-            f"step {self.step}: tau {tau:.3f} at {section.budget} on {len(prompts)} held-out prompts{' (best)' if better else ''}"
+            f"step {self.step}: tau {tau:.3f} at {section.budget} on {len(prompts)} held-out prompts"
+            + (" (best)" if better else "")
         )
         if self.step >= self.total and tau < 1.05:
             raise DataError(

@@ -1,8 +1,9 @@
 """What a wrapper is: a drafter around a drafter, named in the spec string from left to right.
 
-Knows the drafter contract; nothing of any particular drafter, wrapper, of growth or of verification. A wrapper may add rows
-to `expand` and context rows to `observe`, own parameters and extend the training objective; it says which capability of
-its base it needs, and every wrapper has a setting without effect, in which it equals the bare drafter bit for bit.
+Knows the drafter contract; nothing of any particular drafter, wrapper, of growth or of verification. A wrapper may add
+rows to `expand` and context rows to `observe`, own parameters and extend the training objective; it says which
+capability of its base it needs, and every wrapper has a setting without effect, in which it equals the bare drafter bit
+for bit.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 class Wrapper(Drafter):
     """A drafter that holds another and passes everything on; a subclass overrides what it changes.
 
-    needs: capabilities the base must have ("recurrent", "context_rows"). Raises UsageError in one sentence when it lacks one.
+    needs: capabilities the base must have ("recurrent", "context_rows"). Raises UsageError when it lacks one.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()

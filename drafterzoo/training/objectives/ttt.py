@@ -1,7 +1,7 @@
-"""Training-time test (EAGLE-3, eagle.md 3.2): unroll the drafter J passes along the text, soft cross-entropy at every pass.
+"""Training-time test (EAGLE-3, eagle.md 3.2): the drafter unrolled J passes along the text, a loss at every pass.
 
-Knows `Drafter.unroll`, the head and the target's distribution; nothing of optimisers, of data on disk, or of what the
-drafter looks like inside.
+The loss is soft cross-entropy. Knows `Drafter.unroll`, the head and the target's distribution; nothing of optimisers,
+of data on disk, or of what the drafter looks like inside.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from drafterzoo.training.chunked import Teacher, soft_cross_entropy
 class TrainingBatch(UnrollBatch):
     """An UnrollBatch with what the loss needs.
 
-    answer [n, T] bool: x_t is a token of the response. hidden [n, T, H]: the target after its final norm at row t, which
-    predicts x_{t+1}. argmax, lse [n, T]: the target's greedy choice and log-sum-exp at row t.
+    answer [n, T] bool: x_t is a token of the response. hidden [n, T, H]: the target after its final norm at row t,
+    which predicts x_{t+1}. argmax, lse [n, T]: the target's greedy choice and log-sum-exp at row t.
     """
 
     answer: Tensor = attrs.field(kw_only=True)
@@ -31,13 +31,16 @@ class TrainingBatch(UnrollBatch):
     lse: Tensor = attrs.field(kw_only=True)
 
     def to(self, device: torch.device) -> TrainingBatch:
-        moved = {f.name: getattr(self, f.name) for f in attrs.fields(type(self))}
-        return TrainingBatch(**{name: None if value is None else value.to(device) for name, value in moved.items()})
+        held = {f.name: getattr(self, f.name) for f in attrs.fields(type(self))}
+        return attrs.evolve(self, **{name: value.to(device) for name, value in held.items() if value is not None})
 
 
 @attrs.frozen(eq=False)
 class TeacherHead:
-    """The target's head cut to the draft vocabulary [D, H], and which target ids are in it [V] bool. Made once per run."""
+    """The target's head cut to the draft vocabulary [D, H], and which target ids are in it [V] bool.
+
+    Made once per run.
+    """
 
     matrix: Tensor
     inside: Tensor
@@ -117,8 +120,8 @@ class TTT:
 def supervised(batch: TrainingBatch, step: int) -> tuple[Tensor, Tensor]:
     """Which of the batch's rows pass `step` is judged at: indices (n, q) into `batch.queries` (or all rows).
 
-    The root x_{t+1} and the predicted x_{t+2+step} must both be tokens of the response in the row's own document: the loss
-    mask is shifted with the inputs (eagle.md 3.2 and 5, row 12), and the response's first token is never drafted.
+    The root x_{t+1} and the predicted x_{t+2+step} must both be tokens of the response in the row's own document: the
+    loss mask is shifted with the inputs (eagle.md 3.2 and 5, row 12), and the response's first token is never drafted.
     """
     at, ahead, last = row_numbers(batch), step + 2, batch.tokens.shape[1] - 1
     number = torch.arange(len(at), device=at.device)[:, None]
