@@ -75,13 +75,18 @@ class OptimizerSection:
 
 @attrs.frozen
 class RunSection:
-    """How long, how often to save, and the seed of everything random. threads: 0 leaves torch's own choice."""
+    """How long, how often to save, and the seed of everything random. threads: 0 leaves torch's own choice.
+
+    fit_coupling: after training, the weights of the coupled score (engine/coupling.py) are fitted on so many roots of
+    training prompts decoded at temperature 1; 0 leaves them at 1.
+    """
 
     epochs: float = attrs.field(default=1.0, validator=_positive)
     seed: int = 0
     save_every: int = attrs.field(default=500, validator=_positive)
     log_every: int = attrs.field(default=20, validator=_positive)
     threads: int = 0
+    fit_coupling: int = 0
 
 
 @attrs.frozen

@@ -16,6 +16,8 @@ from drafterzoo import checkpoint
 from drafterzoo.budget import Budget
 from drafterzoo.drafters.base import Drafter
 from drafterzoo.drafters.eagle3_body import Eagle3Body
+from drafterzoo.engine.coupling import collect, fit
+from drafterzoo.engine.sampling import Sampling
 from drafterzoo.errors import UsageError, suggest
 from drafterzoo.progress import console
 from drafterzoo.registry import DRAFTERS, parse_spec
@@ -68,7 +70,25 @@ def train(
         start(recipe, drafter, trainer)
         trainer.average = [p.detach().clone() for p in trainer.parameters]
     say(f"{len(trainer.indices)} documents, {len(trainer.held_out)} held out, {trainer.total} steps, into {folder}")
-    return TrainResult(trainer.train(), folder)
+    summary = trainer.train()
+    if summary["finished"] and recipe.run.fit_coupling:
+        summary["coupling"] = couple(recipe, target, rollouts, folder / "best")
+        say(f"coupling weights {summary['coupling']} fitted on {recipe.run.fit_coupling} roots")
+    return TrainResult(summary, folder)
+
+
+def couple(recipe: Recipe, target: Target, rollouts: Rollouts, folder: Path) -> list[float]:
+    """Fit the coupled score of the checkpoint in `folder` on the training prompts at temperature 1, and save it there."""
+    saved = checkpoint.read(folder)
+    drafter = DRAFTERS.get(str(saved.config["drafter"]["name"])).from_checkpoint(saved, target)
+    prompts = [list(rollouts.rows[i].prompt_ids) for i in rollouts.split("train")]
+    samples = collect(
+        drafter, target, prompts, Sampling(temperature=1.0, seed=recipe.run.seed), limit=recipe.run.fit_coupling
+    )
+    fitted = fit(samples).coupling
+    drafter.config = attrs.evolve(drafter.config, coupling=(round(fitted.prior, 4), round(fitted.noise, 4)))
+    drafter.save_pretrained(folder)
+    return list(drafter.config.coupling)
 
 
 def _read(recipe: str | Path | dict[str, Any] | Recipe) -> Recipe:

@@ -357,6 +357,6 @@ def describe(recipe: Recipe) -> dict[str, Any]:
     values = attrs.asdict(recipe)
     # How often to look and to save may change in mid-run; nothing of it touches the weights.
     values.pop("evaluate")
-    for key in ("save_every", "log_every", "threads"):
+    for key in ("save_every", "log_every", "threads", "fit_coupling"):
         values["run"].pop(key)
     return json.loads(json.dumps(values))
