@@ -78,7 +78,7 @@ def train(
 
 
 def couple(recipe: Recipe, target: Target, rollouts: Rollouts, folder: Path) -> list[float]:
-    """Fit the coupled score of the checkpoint in `folder` on the training prompts at temperature 1, and save it there."""
+    """Fit the coupled score of the checkpoint in `folder` on training prompts at temperature 1, and save it there."""
     saved = checkpoint.read(folder)
     drafter = DRAFTERS.get(str(saved.config["drafter"]["name"])).from_checkpoint(saved, target)
     prompts = [list(rollouts.rows[i].prompt_ids) for i in rollouts.split("train")]
