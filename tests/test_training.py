@@ -24,6 +24,7 @@ from drafterzoo.training.objectives.ttt import TTT, TeacherHead, supervised
 from drafterzoo.training.recipe import OptimizerSection, Recipe, build_recipe, read_recipe
 from drafterzoo.training.ridge import ridge_start
 from drafterzoo.training.rollouts import Rollouts, read_rollouts
+from drafterzoo.training.run import alone
 from drafterzoo.training.trainer import Trainer, learning_rate
 from drafterzoo.training.vocabulary import coverage, frequent_ids
 from tests.tiny import tiny_target
@@ -337,6 +338,14 @@ def test_a_folder_with_another_recipe_is_not_taken_up(target: Target, rollouts: 
     trainer(target, rollouts, tmp_path / "run").resume()
     with pytest.raises(UsageError, match="another recipe"):
         trainer(target, rollouts, tmp_path / "run", recipe(optimizer={"lr": 1.0})).resume()
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
+    refused = pytest.raises(UsageError, match="another process is training in it")
+    with alone(tmp_path / "run"), refused, alone(tmp_path / "run"):
+        pass
+    with alone(tmp_path / "run"):
+        assert (tmp_path / "run").is_dir()
 
 
 # -- recipes -------------------------------------------------------------------------------------------------------

@@ -6,11 +6,14 @@ taken.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import attrs
 import torch
+from filelock import FileLock, Timeout
 
 from drafterzoo import checkpoint
 from drafterzoo.budget import Budget
@@ -28,7 +31,7 @@ from drafterzoo.training.objectives.ttt import TTT
 from drafterzoo.training.recipe import Recipe, build_recipe, read_recipe
 from drafterzoo.training.ridge import ridge_start
 from drafterzoo.training.rollouts import Rollouts, expand_path, read_rollouts
-from drafterzoo.training.trainer import Trainer
+from drafterzoo.training.trainer import Say, Trainer
 from drafterzoo.training.vocabulary import coverage, frequent_ids
 
 OBJECTIVES: dict[str, type[TTT]] = {"ttt": TTT}
@@ -64,6 +67,30 @@ def train(
     source = open_features(recipe, target, rollouts, drafter.taps)
     folder = Path(out) if out else Path("runs") / (recipe.name or drafter.spec)
     trainer = Trainer(recipe, drafter, objective, rollouts, source, folder, say)
+    with alone(folder):
+        return _run(recipe, trainer, say)
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold a run's folder. Raises UsageError when another process is training in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / "run.lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise UsageError(
+            f"{folder}: another process is training in it; wait for it, or choose another --out."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _run(recipe: Recipe, trainer: Trainer, say: Say) -> TrainResult:
+    """Start or resume, train, and fit what is fitted afterwards."""
+    drafter, folder = trainer.drafter, trainer.folder
     if trainer.resume():
         say(f"{folder}: resumed at step {trainer.step} of {trainer.total}")
     else:
@@ -72,7 +99,7 @@ def train(
     say(f"{len(trainer.indices)} documents, {len(trainer.held_out)} held out, {trainer.total} steps, into {folder}")
     summary = trainer.train()
     if summary["finished"] and recipe.run.fit_coupling:
-        summary["coupling"] = couple(recipe, target, rollouts, folder / "best")
+        summary["coupling"] = couple(recipe, drafter.target, trainer.rollouts, folder / "best")
         say(f"coupling weights {summary['coupling']} fitted on {recipe.run.fit_coupling} roots")
     return TrainResult(summary, folder)
 
