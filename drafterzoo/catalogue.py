@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from drafterzoo.target.target import Target
 
 
+EMBEDDED = "smollm2-135m"  # the target that load_target means when nothing is said
+
+
 def list_checkpoints(glob: str | None = None) -> list[str]:
     """Names of the checkpoints that come with drafterzoo, sorted; `glob` filters them (`*smollm2*`)."""
     cards = folder("model_cards")
@@ -126,15 +129,14 @@ def _checkpoint_of(spec: Spec, target: Target | str | None) -> Path | None:
 
 
 def _called(target: Target | str | None) -> str:
-    return "the embedded target" if target is None else target if isinstance(target, str) else target.name
+    return EMBEDDED if target is None else target if isinstance(target, str) else target.name
 
 
 def _names(target: Target | str | None, recorded: dict[str, Any]) -> bool:
-    """Whether a checkpoint's recorded target is the one asked for.
-
-    None asks for the embedded one, whose checkpoints we ship.
-    """
-    return target is None or _called(target) == recorded.get("name") or not isinstance(target, str)
+    """Whether a checkpoint's target is the one asked for; a loaded one may lie in any folder, so it is compared."""
+    if target is None or isinstance(target, str):
+        return _called(target) == recorded.get("name")
+    return _difference(recorded, target) is None
 
 
 def _target(
@@ -159,15 +161,22 @@ def check_fingerprint(recorded: dict[str, Any], target: Target, where: Path) -> 
 
     The name alone is no reason: the same model may lie in another folder.
     """
+    key = _difference(recorded, target)
+    if key is not None:
+        own = target.fingerprint()
+        raise CheckpointError(
+            f"{where}: made for {recorded.get('name')}, whose {key} is {_short(recorded[key])}, but {target.name} has "
+            f"{_short(own[key])}; load it with its own target (target=None)."
+        )
+
+
+def _difference(recorded: dict[str, Any], target: Target) -> str | None:
+    """The first key, names apart, in which a recorded target differs from a loaded one; unknown values do not count."""
     own = target.fingerprint()
-    for key in own:
-        if key in ("name", "revision") or key not in recorded or None in (recorded[key], own[key]):
-            continue
-        if recorded[key] != own[key]:
-            raise CheckpointError(
-                f"{where}: made for {recorded.get('name')}, whose {key} is {_short(recorded[key])}, "
-                f"but {target.name} has {_short(own[key])}; load it with its own target (target=None)."
-            )
+    for key in (key for key in own if key not in ("name", "revision")):
+        if None not in (recorded.get(key), own[key]) and recorded[key] != own[key]:
+            return key
+    return None
 
 
 def _short(value: Any) -> str:

@@ -52,7 +52,7 @@ def load_target(
     place = _place(device)
     kind = _dtype(dtype, place)
     if name == embedded.NAME:
-        source, shown, revision = str(embedded.ensure_converted()), embedded.FULL_NAME, embedded.SOURCE_SHA256[:8]
+        source, shown, revision = str(embedded.ensure_converted()), embedded.NAME, embedded.SOURCE_SHA256[:8]
     else:
         source, shown = _source(name), name
     with quiet_transformers(), _waiting(f"Loading {shown}"):

@@ -115,7 +115,7 @@ class Trainer:
             lr=recipe.optimizer.lr,
             betas=recipe.optimizer.betas,
             weight_decay=recipe.optimizer.weight_decay,
-            foreach=True,
+            fused=True,
         )
         self.average: list[Tensor] = [p.detach().clone() for p in self.parameters]
         self.step = 0
