@@ -438,6 +438,7 @@ def test_doctor_reports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys:
     assert facts["broken plug-ins"] == {}
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
+    assert facts["checkpoints"] == doctor.checkpoints() and str(tmp_path) in text  # in one piece, however long
     assert "threads" in text and "transformers" in text and "not converted yet" in text
 
 

@@ -45,15 +45,17 @@ def bench(
 
     Example: `drafterzoo bench -d eagle3.1 --suite starter --budget chain:4 --budget 8`
 
-    All cells answer the same prompts in one process, interleaved; plain decoding and `lookup` are always among them.
+    All rows answer the same prompts in one process, interleaved; plain decoding and `lookup` are always among them.
     Every text is compared with plain decoding's. Raw counters go to a results directory.
 
     Parameters
     ----------
     recipe
-        A TOML file with these options (`max_new_tokens = 128`); what is typed overrides it.
+        A TOML file with the arguments of `drafterzoo.bench`, such as recipes/bench/starter.toml; typed options
+        override it.
     drafter
-        A name, a composition such as `hass+pr(m=3)`, `hub:org/name@revision` or `dir:path`; may be given several times.
+        A name, with options if need be (`lookup(max_ngram=4)`), `dir:path` or `hub:org/name@revision`; may be given
+        several times.
     suite
         A suite's name (`drafterzoo list suites`) or a JSONL file. Default: starter.
     budget

@@ -8,11 +8,15 @@ from __future__ import annotations
 import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drafterzoo import __version__
 from drafterzoo.cli.console import Json, out, print_json
+from drafterzoo.errors import DrafterzooError
 from drafterzoo.registry import DRAFTERS, FORMATS, SUITES, WRAPPERS
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "huggingface-hub", "numpy", "attrs", "cattrs")
 COMMAND_LINE = ("rich", "cyclopts", "filelock")
@@ -28,6 +32,7 @@ def doctor(*, json: Json = False) -> None:
         "versions": versions(),
         "device": device(),
         "default target": target(),
+        "checkpoints": checkpoints(),
         "broken plug-ins": {
             registry.group: reasons
             for registry in (DRAFTERS, WRAPPERS, FORMATS, SUITES)
@@ -79,22 +84,37 @@ def target() -> dict[str, Any]:
     }
 
 
+def checkpoints() -> dict[str, str]:
+    """The checkpoints that come with this installation: name -> 'ready', or what is wrong with it."""
+    from drafterzoo import catalogue
+    from drafterzoo.checkpoint import read_config
+
+    found = {}
+    for name in catalogue.list_checkpoints():
+        folder = catalogue.checkpoint_folder(name)
+        try:
+            read_config(folder)
+            found[name] = "ready" if any(folder.glob("*.safetensors")) else f"no weights in {folder}"
+        except DrafterzooError as error:
+            found[name] = str(error)
+    return found
+
+
 def _print(facts: dict[str, Any]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     console = out()
     for title, section in facts.items():
         console.print(Text(title, style="bold"))
-        table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
-        table.add_column(no_wrap=True)
-        table.add_column(overflow="fold")
+        width = max(map(len, section), default=0)
         for key, value in section.items():
-            table.add_row(Text(str(key), style="cyan"), _say(value))
-        console.print(table if table.row_count else Text("  none", style="dim"))
+            # never folded: a path broken over two lines cannot be copied
+            console.print(Text(f"  {key:<{width}}  ", style="cyan").append_text(_say(value)), soft_wrap=True)
+        if not section:
+            console.print(Text("  none", style="dim"))
 
 
-def _say(value: Any) -> Any:
+def _say(value: Any) -> Text:
     from rich.text import Text
 
     if value is None or value == []:
@@ -102,5 +122,5 @@ def _say(value: Any) -> Any:
     if isinstance(value, bool):
         return Text("yes" if value else "no")
     if isinstance(value, dict):
-        return Text("\n".join(f"{key}: {inner}" for key, inner in value.items()))
+        return Text("; ".join(f"{key}: {inner}" for key, inner in value.items()))
     return Text(", ".join(map(str, value)) if isinstance(value, list) else str(value))

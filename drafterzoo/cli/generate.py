@@ -50,7 +50,7 @@ def generate(
     prompt
         What to ask, as one user turn; without it, it is read from standard input.
     drafter
-        A name, a composition such as `hass+pr(m=3)`, `hub:org/name@revision` or `dir:path`.
+        A name, with options if need be (`lookup(max_ngram=4)`), `dir:path` or `hub:org/name@revision`.
     target
         The target's name or directory; without it, the one the drafter was trained for.
     budget
