@@ -13,11 +13,15 @@ import attrs
 from drafterzoo.errors import UsageError, suggest
 
 
+MOST = 4096  # of anything: the mask of a tree of n nodes has n*n entries
+
+
 def _at_least(minimum: int) -> Callable[[object, attrs.Attribute, object], None]:
     def check(instance: object, attribute: attrs.Attribute, value: object) -> None:
-        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= MOST:
+            bound = f"of at most {MOST}" if isinstance(value, int) and value > MOST else f"of at least {minimum}"
             raise UsageError(
-                f"budget: {attribute.name} is {value!r}, expected a whole number of at least {minimum}; "
+                f"budget: {attribute.name} is {value!r}, expected a whole number {bound}; "
                 f"for example Budget(nodes=24, depth=6, grow=6, offer=6)."
             )
 
@@ -75,7 +79,7 @@ class Budget:
     @classmethod
     def tree(cls, nodes: int) -> Budget:
         """A tree of `nodes` nodes at the defaults: six wide; five levels up to 8 nodes, six to 32, eight above."""
-        if nodes < 1:
+        if not 1 <= nodes <= MOST:
             return cls.chain(nodes)  # refused there, with the same words as any other bad budget
         depth = min(nodes, 5 if nodes <= 8 else 6 if nodes <= 32 else 8)
         width = 6
@@ -90,6 +94,8 @@ class Budget:
         Raises UsageError naming the part that cannot be read.
         """
         text = text.strip()
+        if len(text) > 200:
+            raise UsageError(f"budget: cannot read {text[:40]!r}...; write 'chain:4', '24', or 'nodes=24,depth=6,...'.")
         kind, _, rest = text.partition(":")
         if kind in ("chain", "tree") and rest.isdecimal():
             return cls.chain(int(rest)) if kind == "chain" else cls.tree(int(rest))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,7 @@ def load(
             return DRAFTERS.get(spec.base).create(bound, **{**spec.options, **overrides})
         overrides = {**spec.options, **overrides}
     config = checkpoint.read_config(place)
+    _check_composition(config, place)
     bound = _target(target, config["target"], device, dtype)
     check_fingerprint(config["target"], bound, place)
     saved = checkpoint.read(place)
@@ -87,9 +89,11 @@ def load(
 def _address(text: str, revision: str | None) -> Path | None:
     """The folder an address or a catalogue name stands for, downloading it if need be; None for a spec."""
     if text.startswith("dir:"):
-        return Path(text.removeprefix("dir:")).expanduser()
+        return Path(os.path.expanduser(text.removeprefix("dir:")))
     if text in list_checkpoints():
         return checkpoint_folder(text)
+    if text.startswith((".", "/", "~")):
+        raise UsageError(f"drafter {text!r} looks like a folder; write 'dir:{text}'.")
     if text.startswith("hub:") or ("/" in text and "(" not in text):
         if not text.startswith("hub:") and Path(text).exists():
             raise UsageError(f"{text!r} could be a folder or a Hub repository; write 'dir:{text}' or 'hub:{text}'.")
@@ -105,6 +109,19 @@ def _check_names(spec: Spec) -> None:
     DRAFTERS.get(spec.base)
     for name, _ in spec.wrappers:
         WRAPPERS.get(name)
+
+
+def _check_composition(config: dict[str, Any], place: Path) -> None:
+    """Raise CheckpointError when a checkpoint's spec and its sections name different parts, UsageError for unknown."""
+    spec = parse_spec(config["spec"])
+    _check_names(spec)
+    named = [spec.base, *(name for name, _ in spec.wrappers)]
+    wrappers = [part.get("name") if isinstance(part, dict) else part for part in config.get("wrappers", [])]
+    if named != [config["drafter"]["name"], *wrappers]:
+        raise CheckpointError(
+            f"{place}/config.json: spec is {config['spec']!r}, but the sections are those of "
+            f"{[config['drafter']['name'], *wrappers]}; save the checkpoint again with drafterzoo."
+        )
 
 
 def _checkpoint_of(spec: Spec, target: Target | str | None) -> Path | None:

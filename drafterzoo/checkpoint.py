@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from drafterzoo.errors import CheckpointError, DrafterzooError, suggest
+from drafterzoo.errors import CheckpointError, DrafterzooError, UsageError, suggest
 
 FORMAT_VERSION = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -100,12 +100,31 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{path}: format_version is {version!r}, this release reads {FORMAT_VERSION}; "
             f"update drafterzoo or save again."
         )
-    for key in ("spec", "target", "drafter", "dtype"):
-        if key not in config:
-            raise CheckpointError(f"{path}: key {key!r} is missing; save the checkpoint again with drafterzoo.")
+    _check_sections(config, path)
     if not re.fullmatch(r"float16|bfloat16|float32", str(config["dtype"])):
         raise CheckpointError(f"{path}: dtype is {config['dtype']!r}, expected float16, bfloat16 or float32.")
     return config
+
+
+_REQUIRED: dict[str, type] = {"spec": str, "target": dict, "drafter": dict, "dtype": str}
+_OPTIONAL: dict[str, type] = {"wrappers": list, "budget": dict, "training": dict}
+
+
+def _check_sections(config: Mapping[str, Any], path: Path) -> None:
+    """Raise CheckpointError for a section that is missing or of the wrong type, or one that does not say its name."""
+    for key, kind in (_REQUIRED | _OPTIONAL).items():
+        if key not in config and key in _REQUIRED:
+            raise CheckpointError(f"{path}: key {key!r} is missing; save the checkpoint again with drafterzoo.")
+        if key in config and not isinstance(config[key], kind):
+            raise CheckpointError(
+                f"{path}: key {key!r} is {config[key]!r}, expected {_type_name(kind)}; "
+                f"save the checkpoint again with drafterzoo."
+            )
+    for section in ("target", "drafter"):
+        if not isinstance(config[section].get("name"), str):
+            raise CheckpointError(
+                f"{path}: {section!r} has no name, expected a text; save the checkpoint again with drafterzoo."
+            )
 
 
 def read(folder: Path) -> Native:
@@ -196,7 +215,10 @@ def structure(cls: type, values: Mapping[str, Any], where: str, error: type[Draf
             raise
         except Exception as problem:
             raise error(f"{where}: key {name!r} is {values[name]!r}, expected {_type_name(field.type)}.") from problem
-    return _converter.structure(dict(values), cls)
+    try:
+        return _converter.structure(dict(values), cls)
+    except UsageError as problem:  # values that contradict each other: say in which file
+        raise error(f"{where}: {problem}") from problem
 
 
 def _type_name(kind: Any) -> str:

@@ -9,6 +9,7 @@ the row of a draft node at position p stands at rotary position p-1, and the new
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
@@ -65,6 +66,16 @@ class Eagle3Config:
         if self.fc_norm and self.norm_before_fc:
             raise UsageError(
                 "eagle3: fc_norm and norm_before_fc exclude each other (eagle.md 1.3); set one of them to false."
+            )
+        for name in ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "rope_theta"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UsageError(f"eagle3: {name}={getattr(self, name)}, expected a number above zero.")
+        if self.head_dim % 2:
+            raise UsageError(f"eagle3: head_dim={self.head_dim} cannot be rotated in pairs; give an even number.")
+        if not (self.rms_norm_eps >= 0 and all(0 < weight < math.inf for weight in self.coupling)):
+            raise UsageError(
+                f"eagle3: rms_norm_eps={self.rms_norm_eps} and coupling={list(self.coupling)}, expected an eps that is "
+                f"not negative and two weights above zero."
             )
         if self.num_heads % self.num_kv_heads:
             raise UsageError(

@@ -109,7 +109,7 @@ class Lookup(Drafter):
         places = torch.arange(text.shape[1], device=text.device)
         alive = places < roots
         length = torch.zeros_like(text)
-        for back in range(self.config.max_ngram):
+        for back in range(min(self.config.max_ngram, text.shape[1])):
             wanted = text.gather(1, (roots - back).clamp(min=0))
             before = torch.cat((text.new_full((len(text), back), -1), text[:, : text.shape[1] - back]), dim=1)
             alive = alive & (before == wanted) & (places >= back) & (roots >= back)

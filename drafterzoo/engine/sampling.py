@@ -24,6 +24,7 @@ MATCH, PROPOSAL, ACCEPTANCE, RESIDUAL = 1, 2, 3, 4
 
 _LOW32 = (1 << 32) - 1
 _LOW63 = (1 << 63) - 1
+COLDEST = 1e-6  # the least temperature above 0: far below it, logits over temperature leave float32
 _BELOW_ONE = 1.0 - 2.0**-24  # the greatest float32 below 1
 
 
@@ -46,13 +47,21 @@ def _number(low: float, high: float, example: str, *, above: bool = False) -> An
     def check(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
         fine = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if not (fine and (low < value if above else low <= value) and value <= high):
-            bounds = f"above {low:g}" if above else f"at least {low:g}"
+            bounds = f"above {low:g}" if above else f"of at least {low:g}"
             limit = "" if high == math.inf else f" and at most {high:g}"
             raise UsageError(
                 f"sampling: {attribute.name} is {value!r}, expected a number {bounds}{limit}; for example {example}."
             )
 
     return check
+
+
+def _warm_enough(instance: object, attribute: attrs.Attribute[Any], value: float) -> None:
+    if 0 < value < COLDEST:
+        raise UsageError(
+            f"sampling: temperature is {value!r}, expected 0 (the likeliest token) or at least {COLDEST:g}; "
+            f"for example temperature=0."
+        )
 
 
 def _whole(minimum: int | None, example: str) -> Any:
@@ -64,6 +73,11 @@ def _whole(minimum: int | None, example: str) -> Any:
             )
 
     return check
+
+
+def _switch(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not isinstance(value, bool):
+        raise UsageError(f"sampling: {attribute.name} is {value!r}, expected True or False; for example True.")
 
 
 def _rule(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -83,12 +97,12 @@ class Sampling:
     Raises UsageError when a field is out of range.
     """
 
-    temperature: float = attrs.field(default=0.0, validator=_number(0.0, math.inf, "temperature=0.7"))
+    temperature: float = attrs.field(default=0.0, validator=[_number(0.0, math.inf, "temperature=0.7"), _warm_enough])
     top_p: float = attrs.field(default=1.0, validator=_number(0.0, 1.0, "top_p=0.95", above=True))
     top_k: int = attrs.field(default=0, validator=_whole(0, "top_k=50"))
     seed: int = attrs.field(default=0, validator=_whole(None, "seed=0"))
     verification: Literal["match", "rejection"] = attrs.field(default="match", validator=_rule)
-    coupled: bool = attrs.field(default=True, validator=attrs.validators.instance_of(bool))
+    coupled: bool = attrs.field(default=True, validator=_switch)
 
     @property
     def greedy(self) -> bool:

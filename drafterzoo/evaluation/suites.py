@@ -121,7 +121,7 @@ def _locate(name_or_path: str | Path, data_dir: str | Path | None) -> tuple[str,
     """The suite's name and its file."""
     text = str(name_or_path)
     if isinstance(name_or_path, Path) or text.endswith((".jsonl", ".json")) or os.sep in text:
-        path = Path(name_or_path).expanduser()
+        path = Path(os.path.expanduser(name_or_path))
         if not path.is_file():
             raise UsageError(
                 f"suite file {path} does not exist or is no file; give a JSONL file or one of {', '.join(SUITES)}."
@@ -147,14 +147,14 @@ def _locate(name_or_path: str | Path, data_dir: str | Path | None) -> tuple[str,
 
 def _folders(data_dir: str | Path | None) -> Sequence[Path]:
     if data_dir is not None:
-        folder = Path(data_dir).expanduser()
+        folder = Path(os.path.expanduser(data_dir))
         if not folder.is_dir():
             raise UsageError(
                 f"data folder {folder} does not exist; give the folder that holds gsm8k.jsonl and the like."
             )
         return (folder,)
     named = os.environ.get(DATA_VARIABLE)
-    return (Path(named).expanduser(),) if named else DATA_FOLDERS
+    return (Path(os.path.expanduser(named)),) if named else DATA_FOLDERS
 
 
 def _read(path: Path) -> list[tuple[Prompt, str | None]]:

@@ -35,12 +35,17 @@ Convert = Callable[[Path, Path], None]
 
 
 def cache_folder() -> Path:
-    """Where converted targets live: $DRAFTERZOO_CACHE, else $XDG_CACHE_HOME/drafterzoo, else ~/.cache/drafterzoo."""
+    """Where converted targets live: $DRAFTERZOO_CACHE, else $XDG_CACHE_HOME/drafterzoo, else ~/.cache/drafterzoo.
+
+    Raises DrafterzooError when none of them can be told.
+    """
     chosen = os.environ.get("DRAFTERZOO_CACHE")
     if chosen:
-        return Path(chosen).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base).expanduser() if base else Path.home() / ".cache") / "drafterzoo"
+        return Path(os.path.expanduser(chosen))
+    folder = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    if folder.startswith("~"):
+        raise DrafterzooError("cache: this user has no home folder; set DRAFTERZOO_CACHE to a folder with 600 MB free.")
+    return Path(folder) / "drafterzoo"
 
 
 def converted_folder() -> Path:

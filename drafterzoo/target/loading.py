@@ -127,7 +127,7 @@ def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype
 
 def _source(name: str) -> str:
     """A Hub id as it is, a folder expanded; UsageError for a folder that is none."""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise UsageError(f"target: the folder {path} holds no config.json; give the folder of a saved causal LM.")

@@ -297,6 +297,7 @@ class Target:
         Raises UsageError without tokenizer or template, DataError for messages the template refuses.
         """
         tokenizer = self._need_tokenizer()
+        _check_texts(messages)
         if not getattr(tokenizer, "chat_template", None):
             raise UsageError(
                 f"target: {self.name} has no chat template, so a conversation cannot be put into tokens; "
@@ -357,6 +358,19 @@ class Target:
             stored = getattr(output, "cache", None) or getattr(output, "past_key_values", None)
             self._layout = _layout(stored, self._kinds, self._window, self.name)
         return self._layout
+
+
+def _check_texts(messages: list[dict]) -> None:
+    """Raise DataError for a text that is none: bytes that were not UTF-8 reach Python as lone surrogates."""
+    for message in messages:
+        content = message.get("content")
+        try:
+            content.encode() if isinstance(content, str) else None
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"prompt: character {error.start + 1} is {content[error.start]!a}, half of a character; "
+                f"give the prompt in UTF-8."
+            ) from error
 
 
 def _text_config(model: nn.Module) -> Any:
