@@ -12,7 +12,6 @@ import attrs
 
 from drafterzoo.errors import UsageError, suggest
 
-
 MOST = 4096  # of anything: the mask of a tree of n nodes has n*n entries
 
 

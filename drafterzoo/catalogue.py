@@ -61,7 +61,18 @@ def load(
     target).
     """
     from drafterzoo import checkpoint
+    from drafterzoo.target.target import Target
 
+    if not isinstance(spec_or_address, str):
+        raise UsageError(
+            f"load: the drafter is a {type(spec_or_address).__name__}, expected a text such as 'eagle3.1', "
+            f"'hub:org/name' or 'dir:path'."
+        )
+    if target is not None and not isinstance(target, str | Target):
+        raise UsageError(
+            f"load: the target is a {type(target).__name__}, expected what load_target() returns, a name or a folder; "
+            f"wrap a loaded model in load_target(model)."
+        )
     place = _address(spec_or_address, revision)
     if place is None:
         spec = parse_spec(spec_or_address)

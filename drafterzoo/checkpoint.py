@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
@@ -48,16 +49,26 @@ def write_whole(path: Path, data: bytes) -> None:
 
     Raises CheckpointError (no permission, disk full, not a folder); the partial file is removed and the old one stays.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    write_together({path: data})
+
+
+def write_together(files: Mapping[Path, bytes]) -> None:
+    """Like `write_whole`, for files that belong together: none is renamed before all are on disk."""
+    beside = {path: path.with_name(f".{path.name}.{os.getpid()}.partial") for path in files}
+    path = next(iter(files))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(beside, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
+        for path, data in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(beside[path], "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        for path, partial in beside.items():
+            os.replace(partial, path)
     except OSError as error:
-        beside.unlink(missing_ok=True) if beside.parent.is_dir() else None
+        for partial in beside.values():
+            with suppress(OSError):
+                partial.unlink()
         raise CheckpointError(
             f"{path}: cannot be written ({error.strerror}); "
             f"nothing was changed, free some space or choose another folder."
@@ -72,8 +83,8 @@ def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> P
     """
     whole = {"library_name": "drafterzoo", "format_version": FORMAT_VERSION, **config}
     text = json.dumps(whole, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-    write_whole(folder / WEIGHTS, safetensors.torch.save(dict(sorted(tensors.items())), {"format": "pt"}))
-    write_whole(folder / CONFIG, text.encode())
+    weights = safetensors.torch.save(dict(sorted(tensors.items())), {"format": "pt"})
+    write_together({folder / WEIGHTS: weights, folder / CONFIG: text.encode()})
     return folder
 
 

@@ -6,7 +6,7 @@ Knows prompts' forms, the tokenizer and batches; nothing of how a tree is grown,
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
@@ -230,8 +230,8 @@ class _Job:
     ) -> _Job:
         several = _several(prompts)
         bound, target = _bind(drafter, target)
-        if isinstance(budget, str):
-            budget = Budget.parse(budget)
+        if budget is not None and not isinstance(budget, Budget):
+            budget = Budget.parse(str(budget))
         if bound is not None and budget is None:
             budget = bound.budget
         encoded = [_encode(prompt, target, thinking) for prompt in several]
@@ -239,7 +239,7 @@ class _Job:
         size = min(LARGEST_BATCH, len(encoded)) if batch_size is None else batch_size
         if not isinstance(size, int) or size < 1:
             raise UsageError(f"generate: batch_size is {batch_size!r}, expected a whole number of at least 1.")
-        stops = tuple(target.eos_token_ids if stop_token_ids is None else stop_token_ids)
+        stops = target.eos_token_ids if stop_token_ids is None else _stops(stop_token_ids)
         settings = Settings(budget, sampling, max_new_tokens, stops, keep_trees)
         return cls(bound, target, encoded, settings, _keys(request_ids, len(encoded)), size)
 
@@ -331,6 +331,7 @@ def _several(prompts: Any) -> list[Any]:
     """A list of prompts, whichever of the accepted forms was given. Raises UsageError for anything else."""
     if isinstance(prompts, str):
         return [prompts]
+    prompts = _plain(prompts)
     try:
         listed = list(prompts)
     except TypeError:
@@ -342,11 +343,17 @@ def _several(prompts: Any) -> list[Any]:
     return listed
 
 
+def _plain(value: Any) -> Any:
+    """Token ids in an array or a tensor as plain numbers, anything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 def _whole(item: Any) -> bool:
     return isinstance(item, int) and not isinstance(item, bool)
 
 
 def _encode(prompt: Any, target: Target, thinking: bool | None) -> list[int]:
+    prompt = _plain(prompt)
     if isinstance(prompt, str):
         if not prompt.strip():
             raise UsageError("generate: a prompt is empty; give it some text.")
@@ -360,6 +367,14 @@ def _encode(prompt: Any, target: Target, thinking: bool | None) -> list[int]:
         f"generate: cannot read a prompt of type {type(prompt).__name__}; give a string, a list of "
         f"{{'role': ..., 'content': ...}} messages, or a list of token ids."
     )
+
+
+def _stops(ids: Any) -> tuple[int, ...]:
+    """Stop tokens as given. Raises UsageError for what is no list of token ids."""
+    listed = tuple(ids) if isinstance(ids, Iterable) else (None,)
+    if all(_whole(token) for token in listed):
+        return listed
+    raise UsageError(f"generate: stop_token_ids is {ids!r}, expected a list of token ids; for example [2].")
 
 
 def _keys(request_ids: Sequence[int | str] | None, n: int) -> list[int]:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import drafterzoo
 from drafterzoo.budget import MOST, Budget
@@ -15,6 +21,9 @@ from drafterzoo.drafters.eagle31 import Eagle31
 from drafterzoo.engine.sampling import Sampling
 from drafterzoo.errors import CheckpointError, DataError, DrafterzooError, UsageError
 from drafterzoo.target import embedded, load_target
+from drafterzoo.training.generating import make_rollouts
+from drafterzoo.training.recipe import build_recipe
+from drafterzoo.training.rollouts import read_rollouts
 from tests.test_target_loading import tiny_tokenizer
 from tests.tiny import tiny_model, tiny_target
 
@@ -63,7 +72,7 @@ def test_without_a_home_folder_the_cache_says_what_to_set(monkeypatch: pytest.Mo
 
 def test_a_prompt_that_is_no_text_is_refused(tmp_path: Path) -> None:
     target = drafterzoo.load_target(tiny_model(layers=1), tokenizer=tiny_tokenizer())
-    with pytest.raises(DataError, match="character 3 is '.udcff'.*UTF-8"):
+    with pytest.raises(DataError, match=r"character 3 is '.udcff'.*UTF-8"):
         drafterzoo.generate("none", "hi\udcff", target=target, max_new_tokens=2)
 
 
@@ -116,7 +125,7 @@ def test_enormous_budgets_are_refused_at_once() -> None:
 
 
 def test_a_temperature_that_float32_cannot_divide_by_is_refused() -> None:
-    with pytest.raises(UsageError, match="expected 0 .* or at least 1e-06"):
+    with pytest.raises(UsageError, match=r"expected 0 .* or at least 1e-06"):
         Sampling(temperature=1e-40)
     target = tiny_target()
     coldest = drafterzoo.generate("none", [[3, 4]], target=target, max_new_tokens=12, temperature=1e-6)
@@ -128,3 +137,111 @@ def test_lookup_takes_ngrams_longer_than_the_text() -> None:
     drafter = load("lookup(max_ngram=500)", target)
     plain = drafterzoo.generate("none", [[5], [6, 7, 6]], target=target, max_new_tokens=9)
     assert drafterzoo.generate(drafter, [[5], [6, 7, 6]], max_new_tokens=9).tokens == plain.tokens
+
+
+def test_python_arguments_of_the_wrong_kind_are_named() -> None:
+    target = tiny_target()
+    drafter = load("lookup", target)
+    for ids in (5, "ab"):
+        with pytest.raises(UsageError, match="stop_token_ids is"):
+            drafterzoo.generate(drafter, [[3]], stop_token_ids=ids, max_new_tokens=2)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"budget: cannot read '1.5'"):
+        drafterzoo.generate(drafter, [[3]], budget=1.5, max_new_tokens=2)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="load: the drafter is a int"):
+        load(5)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="wrap a loaded model in load_target"):
+        load("lookup", target.model)  # type: ignore[arg-type]
+
+
+def test_a_whole_number_is_a_budget_and_tensors_are_prompts() -> None:
+    target = tiny_target()
+    drafter = load("lookup", target)
+    listed = drafterzoo.generate(drafter, [[3, 4]], budget="4", max_new_tokens=5).tokens
+    for prompts in (torch.tensor([[3, 4]]), torch.tensor([3, 4]), np.array([3, 4]), [torch.tensor([3, 4])]):
+        assert drafterzoo.generate(drafter, prompts, budget=4, max_new_tokens=5).tokens == listed  # type: ignore[arg-type]
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_disk_that_fills_up_between_weights_and_config_changes_neither(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {file.name: file.read_bytes() for file in saved.iterdir()}
+    synced: list[int] = []
+
+    def full(handle: int) -> None:
+        synced.append(handle)
+        if len(synced) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.fsync", full)
+    target = tiny_target()
+    with pytest.raises(CheckpointError, match=r"No space left on device.*nothing was changed"):
+        Eagle31(Eagle31.debug_config(target), target).save_pretrained(saved)
+    assert {file.name: file.read_bytes() for file in saved.iterdir()} == before
+
+
+def test_rollouts_are_never_appended_to_somebody_elses_file(tmp_path: Path) -> None:
+    """Least of all is its last line, which may lack a newline, taken for an answer cut short."""
+    target = drafterzoo.load_target(tiny_model(layers=1), tokenizer=tiny_tokenizer())
+    for content in (b"a note", b"one\ntwo", b'{"prompt": "x"}\n{"pro', b"\xff\xfe\n"):
+        path = tmp_path / "notes.txt"
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"notes\.txt"):
+            make_rollouts(target, [("all", "hello")], path, max_new_tokens=2)
+        assert path.read_bytes() == content
+    with pytest.raises(UsageError, match="batch_size=0"):
+        make_rollouts(target, [("all", "hello")], tmp_path / "new", max_new_tokens=2, batch_size=0)
+
+
+def test_rollouts_with_unusual_line_separators_are_read_back(tmp_path: Path) -> None:
+    target = drafterzoo.load_target(tiny_model(layers=1), tokenizer=tiny_tokenizer())
+    path = tmp_path / "rollouts.jsonl"
+    prompts = [("all", "hello\u2028world"), ("all", "world\x85hello")]
+    assert make_rollouts(target, prompts, path, max_new_tokens=2)["new_rows"] == 2
+    assert make_rollouts(target, prompts, path, max_new_tokens=2)["new_rows"] == 0
+    assert len(read_rollouts(path, target.vocab_size).rows) == 2
+    path.write_bytes(path.read_bytes() + b"\xff\n")
+    with pytest.raises(DataError, match=r"rollouts.jsonl:3: byte 1 is not UTF-8"):
+        read_rollouts(path, target.vocab_size)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "words"),
+    [
+        ("run", "epochs", float("inf"), "epochs is inf"),
+        ("run", "seed", -1, "seed is -1"),
+        ("run", "threads", -1, "threads is -1"),
+        ("optimizer", "lr", float("nan"), "lr is nan"),
+        ("optimizer", "betas", [0.9, 1.5], "betas is"),
+        ("optimizer", "weight_decay", -1.0, "weight_decay is"),
+        ("target", "dtype", "float99", "dtype"),
+        ("evaluate", "budget", "chain:0", "budget: nodes is 0"),
+    ],
+)
+def test_a_recipe_is_refused_before_anything_is_loaded(section: str, key: str, value: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        build_recipe({"spec": "eagle3.1", "data": {"rollouts": "x"}, section: {key: value}}, "here.toml")
+
+
+# -- the streams of the command line ---------------------------------------------------------------------------------
+
+
+def command(shell: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a shell line in which $dz is the command line."""
+    environment = {**os.environ, "dz": f"{sys.executable} -m drafterzoo.cli"}
+    root = Path(drafterzoo.__file__).parent.parent
+    return subprocess.run(["sh", "-c", shell], env=environment, cwd=root, capture_output=True, check=False)
+
+
+def test_an_ascii_terminal_gets_escapes_instead_of_a_traceback() -> None:
+    done = command("PYTHONIOENCODING=ascii LANG=C $dz list '\u00e9'")
+    assert done.returncode == 2 and done.stderr.count(b"\n") == 1 and b"\\xe9" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_or_closed_stdout_is_one_line_at_most() -> None:
+    full = command("$dz --version > /dev/full")
+    assert full.returncode == 1 and full.stderr.count(b"\n") == 1 and b"No space left on device" in full.stderr
+    assert command("$dz --version >&-").stderr == b""

@@ -9,9 +9,11 @@ Exit status: 0 done, 1 failed, 2 asked for wrongly, 130 interrupted. Results go 
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from cyclopts import App, CycloptsError
 
@@ -46,13 +48,15 @@ def build_app(typed: str | None = None) -> App:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
+    _soften_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
     verb = words[0] if words and not words[0].startswith("-") else None
     try:
         if verb is not None and verb not in VERBS:
             raise UsageError(f"unknown command {verb!r}{suggest(verb, VERBS)}; there is {', '.join(VERBS)}.")
         status = build_app(verb)(words, exit_on_error=False, print_error=False, result_action="return_value")
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except CycloptsError as error:
         said = " ".join(str(error).split()).rstrip(".")
@@ -63,13 +67,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain("interrupted.", 130)
     except BrokenPipeError:
         # whoever read our output has gone (`| head`): nothing is left to say, and the final flush must not say it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _abandon_stdout()
         return 1
     except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EROFS, errno.EDQUOT):
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG):
             raise
+        if not error.filename:
+            _abandon_stdout()  # it may be what could not be written, and the final flush would fail again
         where = f": {error.filename}" if error.filename else ""
         return _complain(f"{error.strerror}{where}; free the disk or choose another folder, then run it again.", 1)
+
+
+def _soften_streams() -> None:
+    """Let what a terminal's encoding has no character for be written as an escape, not end the command."""
+    if sys.stdout is None:  # closed by whoever started us: there is nobody to write results to
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  open until the process ends
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _abandon_stdout() -> None:
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(message: str, status: int) -> int:

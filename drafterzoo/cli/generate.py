@@ -14,7 +14,7 @@ import attrs
 from cyclopts import Parameter
 
 from drafterzoo.cli.console import Json, err, out, print_json
-from drafterzoo.errors import UsageError
+from drafterzoo.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -99,7 +99,12 @@ def generate(
 
 def _piped() -> str:
     """The prompt from standard input; nothing when that is a terminal, where waiting for it would look like a hang."""
-    return "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
+    if sys.stdin is None or sys.stdin.isatty():
+        return ""
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise DataError("standard input: not text in this terminal's encoding; give the prompt in UTF-8.") from error
 
 
 @attrs.define

@@ -11,6 +11,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from drafterzoo.cli.console import Json, out, print_json
+from drafterzoo.errors import UsageError
 
 
 def rollout(
@@ -69,6 +70,8 @@ def rollout(
     from drafterzoo.target import load_target
     from drafterzoo.training.generating import make_rollouts
 
+    if threads < 0:
+        raise UsageError(f"--threads {threads}: expected a whole number of at least 1, or 0 for torch's own choice.")
     if threads:
         torch.set_num_threads(threads)
     suite = load_suite(prompts, limit=limit)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from drafterzoo.errors import CheckpointError, DataError
+from drafterzoo.errors import CheckpointError, DataError, UsageError
 from drafterzoo.generation import generate
 from drafterzoo.progress import progress
 from drafterzoo.target.target import Target
@@ -38,6 +38,11 @@ def make_rollouts(
     Whether a prompt is held out depends on the seed and its place alone. Returns the counts of rows and new tokens.
     Raises DataError when `path` holds something else, CheckpointError when it cannot be written.
     """
+    if batch_size < 1 or not 0 <= held_out <= 1:
+        raise UsageError(
+            f"rollout: batch_size={batch_size}, held_out={held_out}, expected at least 1 prompt and a share from 0 to "
+            f"1; for example batch_size=32, held_out=0.05."
+        )
     done = _answered(path, temperature)
     draw = random.Random(seed)
     splits = ["val" if draw.random() < held_out else "train" for _ in prompts]
@@ -83,17 +88,19 @@ def _answered(path: Path, temperature: float) -> set[str]:
         return set()
     try:
         data = path.read_bytes()
-        if data and not data.endswith(b"\n"):
-            data = data[: data.rfind(b"\n") + 1]
-            os.truncate(path, len(data))
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); choose another file.") from error
-    rows: list[dict[str, Any]] = [json_row(line, path, i) for i, line in enumerate(data.decode().splitlines(), 1)]
+    *lines, cut_short = data.split(b"\n")
+    rows: list[dict[str, Any]] = [json_row(line, path, i) for i, line in enumerate(lines, 1)]
     for number, row in enumerate(rows, 1):
-        if "prompt" not in row or "response_ids" not in row:
+        if not isinstance(row.get("prompt"), str) or "response_ids" not in row:
             raise DataError(
                 f"{path}:{number}: not a rollout (no prompt, no response_ids); choose another file to write to."
             )
+    if cut_short:
+        if not rows and cut_short[:11] != b'{"source": '[: len(cut_short)]:
+            raise DataError(f"{path}: holds something else than rollouts; choose another file to write to.")
+        os.truncate(path, len(data) - len(cut_short))
     return {row["prompt"] for row in rows if row.get("temperature") == temperature}
 
 

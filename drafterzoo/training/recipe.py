@@ -6,19 +6,35 @@ nearest valid one.
 
 from __future__ import annotations
 
+import math
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import attrs
 
 from drafterzoo import checkpoint
+from drafterzoo.budget import Budget
 from drafterzoo.errors import UsageError, suggest
 
 
 def _positive(instance: object, attribute: attrs.Attribute, value: float) -> None:
-    if value <= 0:
-        raise UsageError(f"recipe: {attribute.name} is {value}, expected a number above zero.")
+    if not 0 < value < math.inf:
+        raise UsageError(f"{attribute.name} is {value}, expected a number above zero.")
+
+
+def _between(low: float, high: float) -> Callable[[object, attrs.Attribute, Any], None]:
+    def check(instance: object, attribute: attrs.Attribute, value: Any) -> None:
+        for number in value if isinstance(value, tuple) else (value,):
+            if not low <= number <= high:
+                raise UsageError(f"{attribute.name} is {value}, expected from {low:g} to {high:g}.")
+
+    return check
+
+
+def _budget(instance: object, attribute: attrs.Attribute, value: str) -> None:
+    Budget.parse(value)
 
 
 @attrs.frozen
@@ -27,7 +43,7 @@ class TargetSection:
 
     name: str = "smollm2-135m"
     revision: str | None = None
-    dtype: str = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
 
 @attrs.frozen
@@ -65,12 +81,12 @@ class OptimizerSection:
     """AdamW; linear warm-up, then cosine to `final` times the peak; gradient clipping; an average of the weights."""
 
     lr: float = attrs.field(default=1e-4, validator=_positive)
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.0
-    warmup: float = 0.02
-    final: float = 0.0
+    betas: tuple[float, float] = attrs.field(default=(0.9, 0.95), validator=_between(0, 0.9999999))
+    weight_decay: float = attrs.field(default=0.0, validator=_between(0, 1e6))
+    warmup: float = attrs.field(default=0.02, validator=_between(0, 1))
+    final: float = attrs.field(default=0.0, validator=_between(0, 1))
     clip: float = attrs.field(default=0.5, validator=_positive)
-    ema: float = 0.0
+    ema: float = attrs.field(default=0.0, validator=_between(0, 1))
 
 
 @attrs.frozen
@@ -82,11 +98,11 @@ class RunSection:
     """
 
     epochs: float = attrs.field(default=1.0, validator=_positive)
-    seed: int = 0
+    seed: int = attrs.field(default=0, validator=_between(0, 2**32 - 1))
     save_every: int = attrs.field(default=500, validator=_positive)
     log_every: int = attrs.field(default=20, validator=_positive)
-    threads: int = 0
-    fit_coupling: int = 0
+    threads: int = attrs.field(default=0, validator=_between(0, 4096))
+    fit_coupling: int = attrs.field(default=0, validator=_between(0, 10**9))
 
 
 @attrs.frozen
@@ -96,7 +112,7 @@ class EvaluateSection:
     every: int = attrs.field(default=2000, validator=_positive)
     prompts: int = attrs.field(default=24, validator=_positive)
     max_new_tokens: int = attrs.field(default=64, validator=_positive)
-    budget: str = "chain:4"
+    budget: str = attrs.field(default="chain:4", validator=_budget)
 
 
 @attrs.frozen
@@ -112,7 +128,7 @@ class Recipe:
     optimizer: OptimizerSection = OptimizerSection()
     run: RunSection = RunSection()
     evaluate: EvaluateSection = EvaluateSection()
-    budget: str = "8"
+    budget: str = attrs.field(default="8", validator=_budget)
     name: str = ""
 
 

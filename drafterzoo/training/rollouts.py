@@ -66,7 +66,7 @@ def read_rollouts(path: str | Path, vocab_size: int) -> Rollouts:
         ) from error
     rows = [
         _row(json_row(line, path, number), f"{path}:{number}", vocab_size)
-        for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1)
+        for number, line in enumerate(data.split(b"\n"), 1)  # not splitlines(): texts may hold U+2028
         if line.strip()
     ]
     if not rows:
@@ -74,10 +74,12 @@ def read_rollouts(path: str | Path, vocab_size: int) -> Rollouts:
     return Rollouts(path, tuple(rows), hashlib.sha256(data).hexdigest())
 
 
-def json_row(line: str, path: Path, number: int) -> dict[str, Any]:
+def json_row(line: bytes, path: Path, number: int) -> dict[str, Any]:
     """One line as a JSON object. Raises DataError with file and line."""
     try:
-        row = json.loads(line)
+        row = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}:{number}: byte {error.start + 1} is not UTF-8; mend or drop the line.") from error
     except json.JSONDecodeError as error:
         raise DataError(
             f"{path}:{number}: not a line of JSON ({error.msg} at column {error.colno}); mend or drop the line."
@@ -99,9 +101,12 @@ def _row(row: dict[str, Any], where: str, vocab_size: int) -> Rollout:
                 f"was it made for another target?"
             )
         ids[key] = tuple(value)
+    temperature = row.get("temperature", 0.0)
+    if not isinstance(temperature, int | float):
+        raise DataError(f"{where}: 'temperature' is {temperature!r}, expected a number.")
     return Rollout(
         **ids,
         split=str(row.get("split", "train")),
         source=str(row.get("source", "")),
-        temperature=float(row.get("temperature", 0.0)),
+        temperature=float(temperature),
     )

@@ -15,6 +15,7 @@ import copy
 import io
 import json
 import math
+import pickle
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ from torch import Tensor
 from drafterzoo import checkpoint
 from drafterzoo.budget import Budget
 from drafterzoo.drafters.base import Drafter
-from drafterzoo.errors import DataError, UsageError
+from drafterzoo.errors import CheckpointError, DataError, UsageError
 from drafterzoo.progress import progress
 from drafterzoo.training.batches import pack, packs
 from drafterzoo.training.features import FeatureCache, OnlineFeatures
@@ -320,14 +321,19 @@ class Trainer:
         path = self.folder / "last" / "state.pt"
         written = json.dumps(describe(self.recipe), sort_keys=True)
         kept = self.folder / "recipe.json"
-        if kept.is_file() and json.dumps(json.loads(kept.read_text()), sort_keys=True) != written:
+        if kept.is_file() and _canonical(kept) != written:
             raise UsageError(
                 f"{self.folder}: holds a run of another recipe; choose another folder with --out, or delete this one."
             )
         checkpoint.write_whole(kept, json.dumps(describe(self.recipe), indent=2).encode())
         if not path.is_file():
             return False
-        state = torch.load(path, weights_only=True)
+        try:
+            state = torch.load(path, weights_only=True)
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            raise CheckpointError(
+                f"{path}: damaged, so the run cannot go on; delete {self.folder}, or choose another folder with --out."
+            ) from error
         self.step, self.visited = state["step"], state["visited"]
         self.trained_seconds, self.best = state["seconds"], state["best"]
         with torch.no_grad():
@@ -350,6 +356,14 @@ class Trainer:
             "training_seconds": round(self.trained_seconds, 1),
             "best": self.best,
         }
+
+
+def _canonical(recipe_file: Path) -> str | None:
+    """A kept recipe as text that can be compared; None when the file is damaged."""
+    try:
+        return json.dumps(json.loads(recipe_file.read_text(encoding="utf-8")), sort_keys=True)
+    except (OSError, ValueError):
+        return None
 
 
 def describe(recipe: Recipe) -> dict[str, Any]:
