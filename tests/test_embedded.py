@@ -149,7 +149,7 @@ def test_the_real_target_answers():
     target = load_target()
     seconds = time.process_time() - begin
     assert (target.num_layers, target.hidden_size, target.vocab_size) == (30, 576, 49152)
-    assert target.name == embedded.FULL_NAME and target.eos_token_ids == (2,)
+    assert target.name == embedded.NAME and target.eos_token_ids == (2,)
     prompt = target.encode_chat([{"role": "user", "content": "What is the capital of France? One word."}])
     cache = target.open_cache(1, len(prompt) + 12, 1)
     logits, answer = target.prefill(cache, [prompt]).logits, []

@@ -34,6 +34,7 @@ from drafterzoo.training.rollouts import Rollouts, expand_path, read_rollouts
 from drafterzoo.training.trainer import Say, Trainer
 from drafterzoo.training.vocabulary import coverage, frequent_ids
 
+COUPLING_TOKENS = 32  # of each answer the coupled score is fitted on: many prompts say more than long answers
 OBJECTIVES: dict[str, type[TTT]] = {"ttt": TTT}
 
 
@@ -108,9 +109,15 @@ def couple(recipe: Recipe, target: Target, rollouts: Rollouts, folder: Path) -> 
     """Fit the coupled score of the checkpoint in `folder` on training prompts at temperature 1, and save it there."""
     saved = checkpoint.read(folder)
     drafter = DRAFTERS.get(str(saved.config["drafter"]["name"])).from_checkpoint(saved, target)
-    prompts = [list(rollouts.rows[i].prompt_ids) for i in rollouts.split("train")]
+    rows = [rollouts.rows[i] for i in rollouts.split("train")]
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(recipe.run.seed)).tolist()
     samples = collect(
-        drafter, target, prompts, Sampling(temperature=1.0, seed=recipe.run.seed), limit=recipe.run.fit_coupling
+        drafter,
+        target,
+        [list(rows[i].prompt_ids) for i in order],
+        Sampling(temperature=1.0, seed=recipe.run.seed),
+        max_new_tokens=COUPLING_TOKENS,
+        limit=recipe.run.fit_coupling,
     )
     fitted = fit(samples).coupling
     drafter.config = attrs.evolve(drafter.config, coupling=(round(fitted.prior, 4), round(fitted.noise, 4)))
