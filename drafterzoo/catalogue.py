@@ -178,6 +178,11 @@ def _target(
     if isinstance(target, str):
         return load_target(target, device=device, dtype=dtype)
     if target is not None:
+        if device is not None or dtype is not None:
+            raise UsageError(
+                f"load: {target.name} is loaded already, so device and dtype are settled; "
+                f"give them to load_target instead."
+            )
         return target
     if recorded is None:
         return load_target(device=device, dtype=dtype)

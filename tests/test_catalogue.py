@@ -102,6 +102,11 @@ def test_what_cannot_be_loaded_is_a_sentence(
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_a_loaded_target_has_settled_device_and_dtype(cards: Path, target: Target) -> None:
+    with pytest.raises(UsageError, match="give them to load_target instead"):
+        drafterzoo.load("eagle3.1", target, dtype=torch.float64)
+
+
 def test_a_drafter_without_weights_needs_no_checkpoint(cards: Path, target: Target) -> None:
     assert drafterzoo.load("lookup(max_ngram=5)", target).config.max_ngram == 5
 

@@ -208,6 +208,18 @@ def test_no_room_on_disk_is_said_before_anything_is_written(
         open_cache(target, rollouts, (2,), 512, tmp_path / "cache")
 
 
+def test_a_disk_that_fills_while_room_is_made_is_said(
+    target: Target, rollouts: Rollouts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(DataError, match="No space left on device"):
+        open_cache(target, rollouts, (2,), 512, tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("*/*.f16"))
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [

@@ -23,11 +23,11 @@ def show(name: str, /, *, json: Json = False) -> None:
     Parameters
     ----------
     name
-        A name that `drafterzoo list checkpoints` gives.
+        A name that `drafterzoo list checkpoints` gives, or `dir:path`.
     """
     from drafterzoo import catalogue
 
-    folder = catalogue.checkpoint_folder(name)
+    folder = Path(name.removeprefix("dir:")) if name.startswith("dir:") else catalogue.checkpoint_folder(name)
     facts = {
         "name": name,
         "folder": str(folder),

@@ -364,8 +364,10 @@ def _check_texts(messages: list[dict]) -> None:
     """Raise DataError for a text that is none: bytes that were not UTF-8 reach Python as lone surrogates."""
     for message in messages:
         content = message.get("content")
+        if not isinstance(content, str):
+            continue  # the template judges what is no text
         try:
-            content.encode() if isinstance(content, str) else None
+            content.encode()
         except UnicodeEncodeError as error:
             raise DataError(
                 f"prompt: character {error.start + 1} is {content[error.start]!a}, half of a character; "

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -157,6 +158,25 @@ def _shape(total: int, width: int) -> tuple[int, ...]:
     return (total, width) if width else (total,)
 
 
+def _room(path: Path, kind: type, shape: tuple[int, ...]) -> np.memmap:
+    """A new file on disk with all its blocks, mapped. A sparse one would end the process when the disk fills up later.
+
+    Raises DataError when the disk has no room.
+    """
+    size = int(np.prod(shape)) * np.dtype(kind).itemsize
+    try:
+        with open(path, "wb") as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise DataError(
+            f'{path}: no room for {size / 1e9:.1f} GB ({error.strerror}); free some space, or set features = "online" '
+            f"or another `cache` folder in the recipe's [data]."
+        ) from error
+    return np.memmap(path, dtype=kind, mode="r+" if path.stat().st_size else "w+", shape=shape)
+
+
 def _make(
     folder: Path,
     identity: dict[str, Any],
@@ -176,7 +196,7 @@ def _make(
             f"{folder}: the feature cache needs {need / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; "
             f'set features = "online" or another `cache` folder in the recipe\'s [data].'
         )
-    maps = {n: np.memmap(folder / n, dtype=k, mode="w+", shape=_shape(total, widths[n])) for n, k in _FILES.items()}
+    maps = {name: _room(folder / name, kind, _shape(total, widths[name])) for name, kind in _FILES.items()}
     order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]), reverse=True)
     with progress(f"features of {total:,} rows, {need / 1e9:.1f} GB in {folder}", total) as advance:
         while order:
