@@ -1,0 +1,123 @@
+"""Prompts to train on, made from the templates in `data/prompts.toml`: many, varied, the same on every machine.
+
+Knows templates, their slots, and where else prompts can be read from; nothing of targets or answers. None is taken from
+an evaluation suite.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from drafterzoo.errors import UsageError
+from drafterzoo.evaluation.suites import load_suite
+
+TEMPLATES = Path(__file__).parent / "data" / "prompts.toml"
+# Of one template at most this many fillings are used: beyond, little but names and numbers would change.
+LARGEST_SHARE = 300
+
+_BUILTIN = "builtin"
+_SLOT = re.compile(r"\{(?P<name>\w+)(?::(?P<low>\d+)-(?P<high>\d+)(?:/(?P<by>\d+))?)?\}")
+_T = TypeVar("_T")
+
+
+def training_prompts(count: int, seed: int = 0) -> list[tuple[str, str]]:
+    """`count` distinct (family, prompt) pairs, the families in turn, so that a smaller count is the beginning of it.
+
+    A family whose templates are used up leaves its turns to the others. Raises UsageError when fewer exist.
+    """
+    if count < 1:
+        raise UsageError(f"training prompts: {count} are asked for, expected at least 1, as in {_BUILTIN}:2000.")
+    made = list(itertools.islice(_every(seed), count))
+    if len(made) < count:
+        raise UsageError(
+            f"training prompts: {count} are asked for and the templates give {len(made)}; ask for "
+            f"{_BUILTIN}:{len(made)} at most, or give a JSONL file of your own."
+        )
+    return made
+
+
+def read_prompts(source: str, *, seed: int = 0, limit: int | None = None) -> list[tuple[str, str]]:
+    """(family, prompt) pairs from `builtin:<count>`, a suite's name or a JSONL file; of conversations the first turn.
+
+    Raises UsageError and DataError as `training_prompts` and `load_suite` do.
+    """
+    count = builtin_count(source)
+    if count is None:
+        return [(prompt.category, prompt.turns[0]) for prompt in load_suite(source, limit=limit)]
+    if limit is not None and limit < 1:
+        raise UsageError(f"training prompts: limit is {limit}, expected at least 1; leave it out to answer all.")
+    return training_prompts(count, seed)[:limit]
+
+
+def builtin_count(source: str) -> int | None:
+    """How many built-in prompts `builtin:<count>` means; None for a suite or a file. Raises UsageError."""
+    name, _, count = source.partition(":")
+    if name != _BUILTIN:
+        return None
+    if not (count.isascii() and count.isdigit() and int(count)):
+        raise UsageError(f"prompts {source!r}: expected {_BUILTIN}:<how many>, for example '{_BUILTIN}:2000'.")
+    return int(count)
+
+
+def _every(seed: int) -> Iterator[tuple[str, str]]:
+    """All prompts there are, in the order that `seed` gives."""
+    content: dict[str, Any] = tomllib.loads(TEMPLATES.read_text(encoding="utf-8"))
+    seen: set[str] = set()
+    return _in_turn([_family(name, body, content["fillers"], seed, seen) for name, body in content["families"].items()])
+
+
+def _family(
+    name: str, body: Mapping[str, Any], shared: Mapping[str, Sequence[str]], seed: int, seen: set[str]
+) -> Iterator[tuple[str, str]]:
+    """The prompts of one family, its templates in turn; none that is in `seen`, which grows."""
+    fillers = {**shared, **body.get("fillers", {})}
+    # Text seeds `Random` alike on every machine and gives each template an order of its own.
+    streams = [
+        _fillings(template, fillers, random.Random(f"{seed} {name} {number}"))
+        for number, template in enumerate(body["templates"])
+    ]
+    for text in _in_turn(streams):
+        if text not in seen:
+            seen.add(text)
+            yield name, text
+
+
+def _fillings(template: str, fillers: Mapping[str, Sequence[str]], order: random.Random) -> Iterator[str]:
+    """A template's fillings in random order, none twice, LARGEST_SHARE at most."""
+    values: dict[str, Sequence[object]] = {}
+    for slot in _SLOT.finditer(template):
+        name, low, high, by = slot.group("name", "low", "high", "by")
+        if low is not None:
+            values[name] = range(int(low), int(high) + 1, int(by or 1))
+        elif name not in values:
+            values[name] = fillers[name]
+    size = math.prod(map(len, values.values()))
+    for index in order.sample(range(size), min(size, LARGEST_SHARE)):
+        chosen: dict[str, str] = {}
+        for name, options in values.items():  # the digits of `index`, one slot's number of entries after the other
+            index, digit = divmod(index, len(options))
+            chosen[name] = str(options[digit])
+        yield _fill(template, chosen)
+
+
+def _fill(template: str, chosen: Mapping[str, str]) -> str:
+    return _SLOT.sub(lambda slot: chosen[slot["name"]], template)
+
+
+def _in_turn(streams: Iterable[Iterator[_T]]) -> Iterator[_T]:
+    """One item of each stream after the other, until all have ended."""
+    live = list(streams)
+    while live:
+        still = []
+        for stream in live:
+            for item in itertools.islice(stream, 1):
+                still.append(stream)
+                yield item
+        live = still
