@@ -20,7 +20,7 @@ def rollout(
     /,
     *,
     max_new_tokens: Annotated[int, Parameter(alias="-n")] = 192,
-    temperature: float = 0.0,
+    temperature: list[float] | None = None,
     top_p: float = 1.0,
     top_k: int = 0,
     seed: int = 0,
@@ -33,26 +33,28 @@ def rollout(
 ) -> None:
     """Let the target answer prompts, for training on its own words.
 
-    Example: `drafterzoo rollout prompts.jsonl rollouts.jsonl --max-new-tokens 192 --batch-size 32`
+    Example: `drafterzoo rollout builtin:2000 rollouts.jsonl --temperature 0 --temperature 1`
 
     Answers are appended as they come; the same command after an interruption answers what is left.
 
     Parameters
     ----------
     prompts
-        A suite's name or a JSONL file whose lines hold `prompt` or `turns`. Keep evaluation prompts out of it.
+        `builtin:2000` for so many of the prompts that come with drafterzoo, a JSONL file whose lines hold `prompt` or
+        `turns`, or a suite's name. Keep evaluation prompts out of training.
     output
         The JSONL file to append to.
     max_new_tokens
         Stop each answer after this many tokens at the latest.
     temperature
-        0 takes the likeliest token; above 0 draws.
+        0 takes the likeliest token; above 0 draws. Given several times, the values are taken in turn, prompt by prompt.
+        Default: 0.
     top_p
         Draw from the likeliest tokens that together hold this probability.
     top_k
         Draw from this many likeliest tokens; 0 for all.
     seed
-        Seed of sampling and of the held-out split.
+        Seed of sampling, of the held-out split and of the order of built-in prompts.
     batch_size
         How many prompts are answered at once.
     held_out
@@ -66,21 +68,21 @@ def rollout(
     """
     import torch
 
-    from drafterzoo.evaluation.suites import load_suite
     from drafterzoo.target import load_target
     from drafterzoo.training.generating import make_rollouts
+    from drafterzoo.training.prompts import read_prompts
 
     if threads < 0:
         raise UsageError(f"--threads {threads}: expected a whole number of at least 1, or 0 for torch's own choice.")
     if threads:
         torch.set_num_threads(threads)
-    suite = load_suite(prompts, limit=limit)
+    asked = read_prompts(prompts, seed=seed, limit=limit)
     made = make_rollouts(
         load_target(target) if target else load_target(),
-        [(prompt.category, prompt.turns[0]) for prompt in suite.prompts],
+        asked,
         output,
         max_new_tokens=max_new_tokens,
-        temperature=temperature,
+        temperatures=temperature or [0.0],
         top_p=top_p,
         top_k=top_k,
         seed=seed,

@@ -6,18 +6,61 @@ batch by batch, so an interruption loses one batch and the same call goes on aft
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import attrs
+from filelock import FileLock
 
 from drafterzoo.errors import CheckpointError, DataError, UsageError
 from drafterzoo.generation import generate
 from drafterzoo.progress import progress
 from drafterzoo.target.target import Target
+from drafterzoo.training.prompts import read_prompts
+from drafterzoo.training.recipe import GenerateSection
 from drafterzoo.training.rollouts import json_row
+
+_BEGINNING = b'{"source": "'  # of every line that is written here
+
+
+def ensure_rollouts(section: GenerateSection, target: Target, path: Path) -> None:
+    """Make the rollouts that a recipe's [generate] describes, unless `path` exists: then whatever it holds is used.
+
+    They appear under their name once they are whole. Until then they grow in a file beside it whose name is that of
+    these settings and this target, so that an interrupted call goes on, and never with answers made otherwise. Another
+    process that wants the same file waits for it. Raises as `make_rollouts` and `read_prompts` do.
+    """
+    if path.exists():
+        return
+    prompts = read_prompts(section.prompts, seed=section.seed)
+    settings = json.dumps([attrs.asdict(section), target.fingerprint()], sort_keys=True)
+    growing = path.with_name(f"{path.name}.{hashlib.sha256(settings.encode()).hexdigest()[:12]}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_name(f"{path.name}.lock")):
+            if path.exists():
+                return
+            make_rollouts(
+                target,
+                prompts,
+                growing,
+                max_new_tokens=section.max_new_tokens,
+                temperatures=section.temperatures,
+                seed=section.seed,
+                batch_size=section.batch_size,
+                held_out=section.held_out,
+            )
+            os.replace(growing, path)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: cannot be made ({error.strerror}); free some space, or name another file in [data] rollouts."
+        ) from error
 
 
 def make_rollouts(
@@ -26,7 +69,7 @@ def make_rollouts(
     path: Path,
     *,
     max_new_tokens: int,
-    temperature: float = 0.0,
+    temperatures: Sequence[float] = (0.0,),
     top_p: float = 1.0,
     top_k: int = 0,
     seed: int = 0,
@@ -35,7 +78,8 @@ def make_rollouts(
 ) -> dict[str, int]:
     """Answer (source, prompt) pairs and append the rollouts to `path`; prompts it already answers are skipped.
 
-    Whether a prompt is held out depends on the seed and its place alone. Returns the counts of rows and new tokens.
+    temperatures: taken in turn, prompt by prompt. A prompt's temperature depends on its place, whether it is held out
+    on its place and the seed; nothing on where an earlier call stopped. Returns the counts of rows and new tokens.
     Raises DataError when `path` holds something else, CheckpointError when it cannot be written.
     """
     if batch_size < 1 or not 0 <= held_out <= 1:
@@ -43,22 +87,23 @@ def make_rollouts(
             f"rollout: batch_size={batch_size}, held_out={held_out}, expected at least 1 prompt and a share from 0 to "
             f"1; for example batch_size=32, held_out=0.05."
         )
-    done = _answered(path, temperature)
+    if not temperatures:
+        raise UsageError("rollout: no temperature is given, expected at least one, such as 0.")
+    done = _answered(path)
     draw = random.Random(seed)
     splits = ["val" if draw.random() < held_out else "train" for _ in prompts]
+    heat = [temperatures[i % len(temperatures)] for i in range(len(prompts))]
     encoded = [target.encode_chat([{"role": "user", "content": text}]) for _, text in prompts]
-    left = [i for i, (_, text) in enumerate(prompts) if text not in done]
-    left.sort(key=lambda i: len(encoded[i]))  # prompts of like length waste no padding
-    new_tokens = 0
-    with progress(f"{len(left)} prompts to answer by {target.name}", len(left), "prompts/s") as advance:
-        for start in range(0, len(left), batch_size):
-            batch = left[start : start + batch_size]
+    left = [i for i, (_, text) in enumerate(prompts) if (text, heat[i]) not in done]
+    new_tokens, started = 0, time.perf_counter()
+    with progress(f"{len(left)} of {len(prompts)} prompts to answer by {target.name}", len(left), "prompts/s") as bar:
+        for batch in _batches(left, heat, [len(ids) for ids in encoded], batch_size):
             answers = generate(
                 "none",
                 [encoded[i] for i in batch],
                 target=target,
                 max_new_tokens=max_new_tokens,
-                temperature=temperature,
+                temperature=heat[batch[0]],
                 top_p=top_p,
                 top_k=top_k,
                 seed=seed,
@@ -69,7 +114,7 @@ def make_rollouts(
                 {
                     "source": prompts[i][0],
                     "prompt": prompts[i][1],
-                    "temperature": temperature,
+                    "temperature": heat[i],
                     "prompt_ids": encoded[i],
                     "response_ids": list(answer),
                     "split": splits[i],
@@ -78,30 +123,46 @@ def make_rollouts(
             ]
             _append(path, rows)
             new_tokens += sum(map(len, answers))
-            advance(len(batch))
+            bar(len(batch))
+            bar.remark(f"{new_tokens:,} tokens, {new_tokens / (time.perf_counter() - started):,.0f} tokens/s")
     return {"rows": len(done) + len(left), "new_rows": len(left), "new_tokens": new_tokens}
 
 
-def _answered(path: Path, temperature: float) -> set[str]:
-    """Prompts that `path` answers at this temperature. A last line cut short by an interruption is cut off."""
+def _batches(
+    left: Sequence[int], heat: Sequence[float], lengths: Sequence[int], batch_size: int
+) -> Iterator[list[int]]:
+    """Batches of one temperature each, of prompts of like length, which waste no padding."""
+    for temperature in sorted(set(heat)):
+        like = sorted((i for i in left if heat[i] == temperature), key=lambda i: lengths[i])
+        for start in range(0, len(like), batch_size):
+            yield like[start : start + batch_size]
+
+
+def _answered(path: Path) -> set[tuple[str, float]]:
+    """The (prompt, temperature) pairs that `path` answers. A last line cut short by an interruption is cut off."""
     if not path.exists():
         return set()
     try:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); choose another file.") from error
-    *lines, cut_short = data.split(b"\n")
+    whole = data[: data.rfind(b"\n") + 1]
+    # Not splitlines(): a prompt may hold a line end of another kind, which JSON leaves as it is.
+    lines = whole.split(b"\n")[:-1]
     rows: list[dict[str, Any]] = [json_row(line, path, i) for i, line in enumerate(lines, 1)]
     for number, row in enumerate(rows, 1):
         if not isinstance(row.get("prompt"), str) or "response_ids" not in row:
             raise DataError(
                 f"{path}:{number}: not a rollout (no prompt, no response_ids); choose another file to write to."
             )
-    if cut_short:
-        if not rows and cut_short[:11] != b'{"source": '[: len(cut_short)]:
-            raise DataError(f"{path}: holds something else than rollouts; choose another file to write to.")
-        os.truncate(path, len(data) - len(cut_short))
-    return {row["prompt"] for row in rows if row.get("temperature") == temperature}
+    if len(whole) < len(data):
+        if not _BEGINNING.startswith(data[len(whole) :][: len(_BEGINNING)]):  # not ours to shorten
+            raise DataError(f"{path}:{len(lines) + 1}: not a rollout; choose another file to write to.")
+        try:
+            os.truncate(path, len(whole))
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be written ({error.strerror}); choose another file.") from error
+    return {(row["prompt"], row.get("temperature", 0.0)) for row in rows}
 
 
 def _append(path: Path, rows: Sequence[dict[str, Any]]) -> None:

@@ -10,13 +10,14 @@ import math
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import attrs
 
 from drafterzoo import checkpoint
 from drafterzoo.budget import Budget
 from drafterzoo.errors import UsageError, suggest
+from drafterzoo.training.prompts import builtin_count
 
 
 def _positive(instance: object, attribute: attrs.Attribute, value: float) -> None:
@@ -35,6 +36,22 @@ def _between(low: float, high: float) -> Callable[[object, attrs.Attribute, Any]
 
 def _budget(instance: object, attribute: attrs.Attribute, value: str) -> None:
     Budget.parse(value)
+
+
+def _prompts(instance: object, attribute: attrs.Attribute, value: str) -> None:
+    builtin_count(value)
+
+
+def _share(instance: object, attribute: attrs.Attribute, value: float) -> None:
+    if not 0 <= value < 1:
+        raise UsageError(f"recipe: {attribute.name} is {value}, expected a share of at least 0 and below 1.")
+
+
+def _temperatures(instance: object, attribute: attrs.Attribute, value: tuple[float, ...]) -> None:
+    if not value or not all(0 <= t < float("inf") for t in value):
+        raise UsageError(
+            f"recipe: {attribute.name} is {list(value)}, expected a list of numbers of at least 0, such as [0.0, 1.0]."
+        )
 
 
 @attrs.frozen
@@ -62,6 +79,24 @@ class DataSection:
     cache: str = "runs/features"
     max_length: int = attrs.field(default=2048, validator=_positive)
     pack: int = attrs.field(default=320, validator=_positive)
+
+
+@attrs.frozen
+class GenerateSection:
+    """How the rollouts are made when the file that [data] names does not exist: the target answers prompts.
+
+    prompts: "builtin:<how many>" (training/prompts.py), a suite's name or a JSONL file; never what is measured with.
+    max_new_tokens: answers are cut there. temperatures: taken in turn, prompt by prompt, so that [0.0, 0.0, 1.0] draws
+    a third of the answers. batch_size: prompts answered at once. held_out: the share of prompts marked "val". seed: of
+    the built-in prompts' order, of the draws and of the held-out share.
+    """
+
+    prompts: str = attrs.field(default="builtin:4000", validator=_prompts)
+    max_new_tokens: int = attrs.field(default=192, validator=_positive)
+    temperatures: tuple[float, ...] = attrs.field(default=(0.0, 0.0, 1.0), validator=_temperatures)
+    batch_size: int = attrs.field(default=32, validator=_positive)
+    held_out: float = attrs.field(default=0.05, validator=_share)
+    seed: int = 0
 
 
 @attrs.frozen
@@ -121,6 +156,7 @@ class Recipe:
 
     spec: str
     data: DataSection
+    generate: GenerateSection | None = None
     target: TargetSection = TargetSection()
     drafter: dict[str, Any] = attrs.Factory(dict)
     init: InitSection = InitSection()
@@ -152,8 +188,9 @@ def build_recipe(values: dict[str, Any], where: str) -> Recipe:
             raise UsageError(
                 f"{where}: unknown key {key!r}{suggest(key, sections)}; the keys are {', '.join(sections)}."
             )
-        kind = sections[key]
-        if isinstance(kind, type) and attrs.has(kind):
+        for kind in get_args(sections[key]) or (sections[key],):  # an optional table is a union with None
+            if not (isinstance(kind, type) and attrs.has(kind)):
+                continue
             if not isinstance(value, dict):
                 raise UsageError(f"{where}: {key!r} is {value!r}, expected a table [{key}].")
             checkpoint.structure(kind, value, f"{where} [{key}]", UsageError)  # so that the error names the section

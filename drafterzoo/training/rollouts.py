@@ -61,8 +61,8 @@ def read_rollouts(path: str | Path, vocab_size: int) -> Rollouts:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(
-            f"{path}: cannot be read ({error.strerror}); "
-            f"give a JSONL file of rollouts, or make one with `drafterzoo rollout`."
+            f"{path}: cannot be read ({error.strerror}); give a JSONL file of rollouts, make one with "
+            f"`drafterzoo rollout`, or let a table [generate] in the recipe say how to make it."
         ) from error
     rows = [
         _row(json_row(line, path, number), f"{path}:{number}", vocab_size)

@@ -27,6 +27,7 @@ from drafterzoo.registry import DRAFTERS, parse_spec
 from drafterzoo.target import load_target
 from drafterzoo.target.target import Target
 from drafterzoo.training.features import FeatureCache, OnlineFeatures, open_cache
+from drafterzoo.training.generating import ensure_rollouts
 from drafterzoo.training.objectives.ttt import TTT
 from drafterzoo.training.recipe import Recipe, build_recipe, read_recipe
 from drafterzoo.training.ridge import ridge_start
@@ -61,6 +62,8 @@ def train(
         torch.set_num_threads(recipe.run.threads)
     torch.manual_seed(recipe.run.seed)
     target = load_target(recipe.target.name, revision=recipe.target.revision, dtype=getattr(torch, recipe.target.dtype))
+    if recipe.generate is not None:
+        ensure_rollouts(recipe.generate, target, expand_path(recipe.data.rollouts))
     rollouts = read_rollouts(recipe.data.rollouts, target.vocab_size)
     drafter = build_drafter(recipe, target, rollouts)
     trained = sum(p.numel() for p in drafter.parameters() if p.requires_grad)

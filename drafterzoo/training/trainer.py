@@ -328,6 +328,7 @@ class Trainer:
         checkpoint.write_whole(kept, json.dumps(describe(self.recipe), indent=2).encode())
         if not path.is_file():
             return False
+        self._check_rollouts()
         try:
             state = torch.load(path, weights_only=True)
         except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
@@ -344,6 +345,15 @@ class Trainer:
         self.generator.set_state(state["generator"])
         torch.set_rng_state(state["torch_rng"])
         return True
+
+    def _check_rollouts(self) -> None:
+        """Refuse to go on with other rollouts than the run began with: its place in the data means nothing there."""
+        began = checkpoint.read(self.folder / "last").config.get("training", {}).get("rollouts_sha256")
+        if began != self.rollouts.sha256:
+            raise UsageError(
+                f"{self.rollouts.path}: not the rollouts that the run in {self.folder} began with (sha256 {began}); "
+                f"put those back, or choose another folder with --out."
+            )
 
     def summary(self) -> dict[str, Any]:
         """What the run has come to, as plain values."""
@@ -371,6 +381,9 @@ def describe(recipe: Recipe) -> dict[str, Any]:
     values = attrs.asdict(recipe)
     # How often to look and to save may change in mid-run; nothing of it touches the weights.
     values.pop("evaluate")
+    # [generate] says how a missing file of rollouts is made, not what is in the one that exists, which may have other
+    # origins and is never made again. What must stay the same is that file, and `resume` compares its sha256.
+    values.pop("generate")
     for key in ("save_every", "log_every", "threads", "fit_coupling"):
         values["run"].pop(key)
     return json.loads(json.dumps(values))
