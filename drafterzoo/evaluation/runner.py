@@ -316,7 +316,7 @@ class Run:
         prompts, size = self.suite.prompts, self.settings.batch_size
         turns = [self._turns(prompt) for prompt in prompts]
         total = sum(turns) * len(self.cells) * self.settings.repeats
-        title = f"{self.suite.name}: {len(prompts)} prompts, {len(self.cells)} cells"
+        title = f"{self.suite.name}: {len(prompts)} prompts, {len(self.cells)} rows"
         order = np.random.default_rng(abs(self.settings.seed))
         with progress(title, total, "answers/s") if show_progress else nullcontext(_ignore) as advance:
             for start in range(0, len(prompts), size):

@@ -99,7 +99,11 @@ def conditions_line(conditions: Mapping[str, Any]) -> str:
     if sampling["temperature"]:
         choice += f", top-p {sampling['top_p']:g}, top-k {sampling['top_k']}, seed {sampling['seed']}"
         choice += "" if sampling["coupled"] or sampling["verification"] != "match" else ", not coupled"
-    place = f"{machine['threads']} CPU threads" if machine["device"] == "cpu" else machine["device_name"]
+    place = (
+        f"{machine['threads']} CPU thread{'s' if machine['threads'] != 1 else ''}"
+        if machine["device"] == "cpu"
+        else machine["device_name"]
+    )
     return (
         f"{suite['name']}: {suite['prompts']} prompts{turns}, {run['max_new_tokens']} new tokens; {target['name']} "
         f"{target['dtype']}{' packed' if target['packed'] else ''}; {choice}, {sampling['verification']}; "
@@ -180,10 +184,10 @@ def _depths(rows: Sequence[Row]) -> Grid:
     lines = []
     for row in rows:
         if row["conditional"]:
-            cells = [f"{number(c)} / {number(s)}" for c, s in zip(row["conditional"], row["survival"], strict=True)]
+            cells = [f"{number(c)}/{number(s)}" for c, s in zip(row["conditional"], row["survival"], strict=True)]
             lines.append((*label(row), *cells, *[NOTHING] * (deepest - len(cells))))
     caption = (
-        "Conditional / survival. Conditional: of the rounds that accepted everything above and whose answer went on. "
+        "Conditional/survival. Conditional: of the rounds that accepted everything above and whose answer went on. "
         "Survival: of all rounds; the survivals add up to `accepted`."
     )
     columns = ("drafter", "budget", *(f"depth {d + 1}" for d in range(deepest)))
@@ -196,8 +200,8 @@ def _categories(rows: Sequence[Row]) -> Grid:
     for row in rows:
         cells = [row["categories"].get(name) for name in names]
         lines.append((*label(row), *(_category(cell, row["cell"] == PLAIN) for cell in cells)))
-    columns = [f"{name} ({rows[0]['categories'][name]['answers']})" for name in names]
-    caption = "τ with the bonus token, speed-up over plain decoding (plain: tok/s). In brackets: the number of answers."
+    columns = [f"{name}\n({rows[0]['categories'][name]['answers']})" for name in names]
+    caption = "τ with the bonus token, then the speed-up over plain decoding (plain: tok/s). In brackets: answers."
     return Grid("By category", caption, ("drafter", "budget", *columns), tuple(lines))
 
 
@@ -205,6 +209,6 @@ def _category(cell: Mapping[str, Any] | None, plain: bool) -> str:
     if cell is None:
         return NOTHING
     if plain:
-        return f"{number(cell['tokens_per_second'], 1)} tok/s"
+        return number(cell["tokens_per_second"], 1)
     speed = cell["speedup"]["value"]
-    return f"{number(cell['tau'])}, {NOTHING if speed is None else f'{speed:.2f}x'}"
+    return f"{number(cell['tau'])}\n{NOTHING if speed is None else f'{speed:.2f}x'}"
