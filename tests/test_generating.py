@@ -29,7 +29,7 @@ SECTION = GenerateSection(
 
 @pytest.fixture(scope="module")
 def target() -> Target:
-    return tiny_target("llama", layers=6)
+    return tiny_target("llama")
 
 
 @pytest.fixture(autouse=True)

@@ -44,6 +44,7 @@ def test_the_wheel_is_told_to_carry_both_folders() -> None:
     assert carried == {name: f"drafterzoo/{name}" for name in ("recipes", "model_cards")}
     assert {f"/{name}" for name in carried} <= set(PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"])
     assert (ROOT / "drafterzoo" / "evaluation" / "data" / "starter.jsonl").is_file()
+    assert (ROOT / "drafterzoo" / "training" / "data" / "prompts.toml").is_file()
 
 
 def test_versions_agree() -> None:
