@@ -41,6 +41,21 @@ def checkpoint_folder(name: str) -> Path:
     return folder("model_cards") / name
 
 
+def find(name: str) -> Path:
+    """The folder that a checkpoint's name, a spec with a checkpoint for the embedded target, or `dir:path` stands for.
+
+    Raises UsageError with the nearest names.
+    """
+    if name.startswith("dir:"):
+        return Path(os.path.expanduser(name.removeprefix("dir:")))
+    if name in list_checkpoints() or name not in DRAFTERS:
+        return checkpoint_folder(name)
+    place = _checkpoint_of(parse_spec(name), None)
+    if place is None:
+        raise UsageError(f"{name!r} has no weights, so there is no checkpoint to show.")
+    return place
+
+
 def load(
     spec_or_address: str,
     target: Target | str | None = None,

@@ -49,6 +49,13 @@ def test_spec_name_and_folder_lead_to_the_same_drafter(asked: str, cards: Path, 
     assert result.tokens == plain.tokens
 
 
+def test_a_spec_finds_its_checkpoint_for_the_embedded_target(cards: Path) -> None:
+    edit(cards / NAME, name=catalogue.EMBEDDED)
+    assert catalogue.find("eagle3.1") == catalogue.find(NAME) == catalogue.find(f"dir:{cards / NAME}") == cards / NAME
+    with pytest.raises(UsageError, match="'lookup' has no weights"):
+        catalogue.find("lookup")
+
+
 def test_a_glob_lists_checkpoints(cards: Path) -> None:
     assert catalogue.list_checkpoints() == [NAME]
     assert catalogue.list_checkpoints("*tiny*") == [NAME] and catalogue.list_checkpoints("hass*") == []

@@ -202,6 +202,7 @@ def catalogue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         "drafterzoo.catalogue",
         list_checkpoints=lambda glob=None: ["tiny-one"] if glob in (None, "tiny*") else [],
         checkpoint_folder=checkpoint_folder,
+        find=checkpoint_folder,
     )
     return folder
 

@@ -142,7 +142,7 @@ def test_drafters_budgets_and_date_may_differ_within_a_table_and_nothing_else():
         ({"max_new_tokens": 0}, "max_new_tokens is 0, expected at least"),
         ({"repeats": 0}, "repeats is 0, expected at least 1"),
         ({"batch_size": 0}, "batch_size is 0"),
-        ({"temperature": -1.0}, "temperature is -1.0, expected a number at least 0"),
+        ({"temperature": -1.0}, "temperature is -1.0, expected a number of at least 0"),
         ({"top_p": 0.0}, "top_p is 0.0"),
         ({"verification": "mtach"}, "verification is 'mtach', expected 'match' or 'rejection'"),
         ({"turns": "second"}, "turns is 'second', expected 'first' or 'all'"),

@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from drafterzoo.cli.console import Json, err, out, print_json
-from drafterzoo.errors import UsageError
+from drafterzoo.cli.console import Json, err, out, print_json, use_threads
 
 
 def bench(
@@ -96,7 +95,6 @@ def bench(
     output
         The results directory. Default: a new one under `runs`.
     """
-    import torch
 
     from drafterzoo.evaluation.recipes import read_bench_recipe
     from drafterzoo.evaluation.runner import bench as measure
@@ -113,9 +111,7 @@ def bench(
         **{key: value for key, value in typed.items() if value is not None},
     }
     if threads is not None:
-        if threads < 1:
-            raise UsageError(f"bench: threads is {threads}, expected at least 1; leave it out for torch's own choice.")
-        torch.set_num_threads(threads)
+        use_threads(threads)
     result = measure(**options, show_progress=True)
     if json:
         print_json(result.summary)

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.console import Console
 
+from drafterzoo.errors import UsageError
+
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print one JSON object instead of text.")]
 
 
@@ -28,3 +30,12 @@ def err() -> Console:
 def print_json(value: Any) -> None:
     """Write one JSON object to stdout. Whatever JSON has no word for, such as a path, is written as text."""
     print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def use_threads(threads: int) -> None:
+    """Compute with this many CPU threads. Raises UsageError for fewer than one."""
+    if threads < 1:
+        raise UsageError(f"--threads {threads}: expected a whole number of at least 1.")
+    import torch
+
+    torch.set_num_threads(threads)

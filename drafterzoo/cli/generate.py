@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import attrs
 from cyclopts import Parameter
 
-from drafterzoo.cli.console import Json, err, out, print_json
+from drafterzoo.cli.console import Json, err, out, print_json, use_threads
 from drafterzoo.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -37,8 +37,10 @@ def generate(
     top_k: int = 0,
     seed: int = 0,
     verification: Literal["match", "rejection"] = "match",
+    uncoupled: Annotated[bool, Parameter(negative="")] = False,
     plain: Annotated[bool, Parameter(negative="")] = False,
     show_tree: Annotated[bool, Parameter(negative="")] = False,
+    threads: int | None = None,
     json: Json = False,
 ) -> None:
     """Answer a prompt, and draw the trees it was drafted with.
@@ -67,14 +69,20 @@ def generate(
         The same seed gives the same text, whatever the drafter (with `match`).
     verification
         `match` follows the target's own choice; `rejection` accepts in distribution.
+    uncoupled
+        When sampling, let the drafter rank its children without the target's noise.
     plain
         Decode without a drafter, through the same engine.
     show_tree
         Draw every round's tree, the accepted path marked.
+    threads
+        CPU threads; changes speed alone.
     """
     import drafterzoo
     from drafterzoo.budget import Budget
 
+    if threads is not None:
+        use_threads(threads)
     spend = Budget.parse(budget) if budget is not None else None
     asked = _piped() if prompt is None else prompt
     if not asked.strip():
@@ -85,7 +93,7 @@ def generate(
         loaded = drafterzoo.load(drafter, target)
         bound, spend = loaded.target, spend or loaded.budget
     settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p}
-    settings |= {"top_k": top_k, "seed": seed, "verification": verification}
+    settings |= {"top_k": top_k, "seed": seed, "verification": verification, "coupled": not uncoupled}
     chunks = drafterzoo.stream(
         "none" if plain else loaded, asked, target=bound, budget=spend, keep_trees=show_tree, **settings
     )

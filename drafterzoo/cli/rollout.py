@@ -10,8 +10,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from drafterzoo.cli.console import Json, out, print_json
-from drafterzoo.errors import UsageError
+from drafterzoo.cli.console import Json, out, print_json, use_threads
 
 
 def rollout(
@@ -28,7 +27,7 @@ def rollout(
     held_out: float = 0.05,
     limit: int | None = None,
     target: Annotated[str | None, Parameter(alias="-t")] = None,
-    threads: int = 0,
+    threads: int | None = None,
     json: Json = False,
 ) -> None:
     """Let the target answer prompts, for training on its own words.
@@ -64,18 +63,15 @@ def rollout(
     target
         What answers: a name, a directory or a Hub address. Default: the embedded target.
     threads
-        CPU threads; 0 leaves the default.
+        CPU threads; changes speed alone.
     """
-    import torch
 
     from drafterzoo.target import load_target
     from drafterzoo.training.generating import make_rollouts
     from drafterzoo.training.prompts import read_prompts
 
-    if threads < 0:
-        raise UsageError(f"--threads {threads}: expected a whole number of at least 1, or 0 for torch's own choice.")
-    if threads:
-        torch.set_num_threads(threads)
+    if threads is not None:
+        use_threads(threads)
     asked = read_prompts(prompts, seed=seed, limit=limit)
     made = make_rollouts(
         load_target(target) if target else load_target(),

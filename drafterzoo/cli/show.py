@@ -23,11 +23,11 @@ def show(name: str, /, *, json: Json = False) -> None:
     Parameters
     ----------
     name
-        A name that `drafterzoo list checkpoints` gives, or `dir:path`.
+        A name that `drafterzoo list checkpoints` gives, a spec that has a checkpoint (`eagle3.1`), or `dir:path`.
     """
     from drafterzoo import catalogue
 
-    folder = Path(name.removeprefix("dir:")) if name.startswith("dir:") else catalogue.checkpoint_folder(name)
+    folder = catalogue.find(name)
     facts = {
         "name": name,
         "folder": str(folder),

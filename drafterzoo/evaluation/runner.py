@@ -277,6 +277,8 @@ class Run:
         """Warm up, decode everything, write records and summary."""
         records: list[Record] = []
         started = time.perf_counter()
+        if show_progress:
+            console.print(f"warming up {len(self.cells)} rows", highlight=False)
         self.warm_up()
         try:
             for group in self.groups(show_progress):
@@ -318,9 +320,11 @@ class Run:
         total = sum(turns) * len(self.cells) * self.settings.repeats
         title = f"{self.suite.name}: {len(prompts)} prompts, {len(self.cells)} rows"
         order = np.random.default_rng(abs(self.settings.seed))
-        with progress(title, total, "answers/s") if show_progress else nullcontext(_ignore) as advance:
+        with progress(title, total, "answers/s") if show_progress else nullcontext(None) as bar:
             for start in range(0, len(prompts), size):
-                yield self._group(range(start, min(start + size, len(prompts))), order, advance)
+                yield self._group(range(start, min(start + size, len(prompts))), order, bar or _ignore)
+                if bar is not None:
+                    bar.remark(f"{min(start + size, len(prompts))} of {len(prompts)} prompts")
 
     def _turns(self, prompt: Prompt) -> int:
         return len(prompt.turns) if self.settings.turns == "all" else 1
