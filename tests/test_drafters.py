@@ -102,7 +102,7 @@ def draft_along(drafter: Drafter, tokens: Tensor, features: Tensor, root: int, s
     return [logits[:, 0] for logits in recorder.logits]
 
 
-def drafts_as_it_was_trained(drafter: Drafter, passes: int = 4) -> None:
+def check_drafts_as_trained(drafter: Drafter, passes: int = 4) -> None:
     """Invariant 4: step by step along a text, with caches, equals the parallel training forward."""
     tokens, features = text(drafter)
     n, length = tokens.shape
@@ -119,12 +119,12 @@ def test_every_registered_drafter_drafts_as_it_was_trained(name: str) -> None:
     torch.manual_seed(0)
     target = tiny_target("llama")
     cls = DRAFTERS.get(name)
-    drafts_as_it_was_trained(cls(cls.debug_config(target), target).eval())
+    check_drafts_as_trained(cls(cls.debug_config(target), target).eval())
 
 
 @pytest.mark.parametrize("options", FLAGS, ids=lambda o: ",".join(f"{k}={v}" for k, v in o.items()) or "plain")
 def test_drafting_equals_the_training_forward_with_every_flag(options: dict) -> None:
-    drafts_as_it_was_trained(random_drafter(options))
+    check_drafts_as_trained(random_drafter(options))
 
 
 def test_documents_packed_into_one_row_do_not_see_each_other() -> None:
