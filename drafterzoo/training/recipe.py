@@ -101,14 +101,19 @@ class GenerateSection:
 
 @attrs.frozen
 class InitSection:
-    """How the drafter starts. from_checkpoint: continue from a native checkpoint's weights (a fresh run, not a resume).
+    """How the drafter starts.
 
+    from_checkpoint: a native checkpoint's weights and draft vocabulary (a fresh run with a new optimiser, not a resume).
     fc: "ridge" solves fc in closed form so that the untrained drafter already predicts the next final hidden state.
     """
 
     from_checkpoint: str | None = None
     fc: Literal["random", "ridge"] = "random"
     ridge_rows: int = attrs.field(default=100000, validator=_positive)
+
+    def __attrs_post_init__(self) -> None:
+        if self.from_checkpoint and self.fc != "random":
+            raise UsageError(f"fc is {self.fc!r}, but from_checkpoint brings its own fc; give one of the two.")
 
 
 @attrs.frozen
@@ -129,7 +134,8 @@ class RunSection:
     """How long, how often to save, and the seed of everything random. threads: 0 leaves torch's own choice.
 
     fit_coupling: after training, the weights of the coupled score (engine/coupling.py) are fitted on so many roots of
-    training prompts decoded at temperature 1; 0 leaves them at 1.
+    training prompts decoded at temperature 1; 0 leaves them at 1. storage: in what the checkpoints hold their weights;
+    training itself, and what a run goes on from, is float32.
     """
 
     epochs: float = attrs.field(default=1.0, validator=_positive)
@@ -138,6 +144,7 @@ class RunSection:
     log_every: int = attrs.field(default=20, validator=_positive)
     threads: int = attrs.field(default=0, validator=_between(0, 4096))
     fit_coupling: int = attrs.field(default=0, validator=_between(0, 10**9))
+    storage: Literal["float32", "bfloat16", "float16"] = "float32"
 
 
 @attrs.frozen

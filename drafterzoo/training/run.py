@@ -14,9 +14,11 @@ from typing import Any
 import attrs
 import torch
 from filelock import FileLock, Timeout
+from torch import Tensor
 
 from drafterzoo import checkpoint
 from drafterzoo.budget import Budget
+from drafterzoo.catalogue import check_fingerprint
 from drafterzoo.drafters.base import Drafter
 from drafterzoo.drafters.eagle3_body import Eagle3Body
 from drafterzoo.engine.coupling import collect, fit
@@ -65,14 +67,25 @@ def train(
     if recipe.generate is not None:
         ensure_rollouts(recipe.generate, target, expand_path(recipe.data.rollouts))
     rollouts = read_rollouts(recipe.data.rollouts, target.vocab_size)
-    drafter = build_drafter(recipe, target, rollouts)
+    folder = Path(out) if out else Path("runs") / (recipe.name or recipe.spec)
+    begun = _begun(recipe, folder)
+    drafter = build_drafter(recipe, target, rollouts, begun)
+    if begun is not None and begun.parent != folder:
+        drafter.training_record = {"began_with": drafter.training_record}
     trained = sum(p.numel() for p in drafter.parameters() if p.requires_grad)
     say(f"{drafter.spec} for {target.name}: {trained / 1e6:.2f} M trained parameters, objective {objective.name}")
     source = open_features(recipe, target, rollouts, drafter.taps)
-    folder = Path(out) if out else Path("runs") / (recipe.name or drafter.spec)
     trainer = Trainer(recipe, drafter, objective, rollouts, source, folder, say)
     with alone(folder):
         return _run(recipe, trainer, say)
+
+
+def _begun(recipe: Recipe, folder: Path) -> Path | None:
+    """The checkpoint a run continues from: its own once it has saved one, so that [init]'s may move or change."""
+    if recipe.init.from_checkpoint is None:
+        return None
+    own = folder / "last"
+    return own if (own / checkpoint.CONFIG).is_file() else expand_path(recipe.init.from_checkpoint)
 
 
 @contextmanager
@@ -144,26 +157,53 @@ def build_objective(recipe: Recipe) -> TTT:
     return checkpoint.structure(OBJECTIVES[name], recipe.objective, "recipe [objective]", UsageError)
 
 
-def build_drafter(recipe: Recipe, target: Target, rollouts: Rollouts) -> Drafter:
-    """The drafter of a recipe with its draft vocabulary chosen, weights still random. Raises UsageError."""
+def build_drafter(recipe: Recipe, target: Target, rollouts: Rollouts, begun: Path | None = None) -> Drafter:
+    """The drafter of a recipe: with random weights and its draft vocabulary chosen, or as the checkpoint `begun` is.
+
+    Raises UsageError, and CheckpointError for a checkpoint that is damaged or another target's.
+    """
     spec = parse_spec(recipe.spec)
     cls = DRAFTERS.get(spec.base)
     if not issubclass(cls, Drafter) or spec.wrappers:
         raise UsageError(
             f"recipe: spec {recipe.spec!r} cannot be trained; give a drafter without wrappers, for example 'eagle3.1'."
         )
-    drafter = cls.create(target, **{**spec.options, **recipe.drafter})
+    options = {**spec.options, **recipe.drafter}
+    drafter = cls.create(target, **options) if begun is None else _continued(cls, options, target, begun)
     drafter.budget = Budget.parse(recipe.budget)
-    if isinstance(drafter, Eagle3Body) and drafter.vocabulary is not None:
+    drafter.storage_dtype = getattr(torch, recipe.run.storage)
+    if begun is None and isinstance(drafter, Eagle3Body) and drafter.vocabulary is not None:
         answers = [rollouts.rows[i].response_ids for i in rollouts.split("train")]
-        ids = frequent_ids(answers, drafter.config.draft_vocab_size, target.vocab_size, target.eos_token_ids)
-        drafter.set_vocabulary(ids)
-        held_out = [rollouts.rows[i].response_ids for i in rollouts.split("val")]
-        console.print(
-            f"draft vocabulary of {len(ids)} covers {coverage(answers, ids, target.vocab_size):.1%} of the answers"
-            + (f", {coverage(held_out, ids, target.vocab_size):.1%} of the held-out ones" if held_out else "")
+        drafter.set_vocabulary(
+            frequent_ids(answers, drafter.config.draft_vocab_size, target.vocab_size, target.eos_token_ids)
         )
+    if drafter.vocabulary is not None:
+        _say_coverage(drafter.vocabulary, rollouts, target.vocab_size)
     return drafter
+
+
+def _continued(cls: type[Drafter], options: dict[str, Any], target: Target, folder: Path) -> Drafter:
+    """The checkpoint's drafter, to be trained on. Raises UsageError when the recipe asks for another."""
+    saved = checkpoint.read(folder)
+    section = saved.config["drafter"]
+    for key, value in {"name": cls.name, **options}.items():
+        if section.get(key) != (list(value) if isinstance(value, tuple) else value):
+            raise UsageError(
+                f"recipe [drafter]: {key} is {value!r}, but {folder} was made with {section.get(key)!r}; "
+                f"leave the key out, or start without [init] from_checkpoint."
+            )
+    check_fingerprint(saved.config["target"], target, folder)
+    return cls.from_checkpoint(saved, target)
+
+
+def _say_coverage(vocabulary: Tensor, rollouts: Rollouts, vocab_size: int) -> None:
+    """Print how much of the answers the draft vocabulary covers."""
+    shares = [
+        f"{coverage([rollouts.rows[i].response_ids for i in rows], vocabulary, vocab_size):.1%} of the {what}"
+        for what, rows in (("answers", rollouts.split("train")), ("held-out ones", rollouts.split("val")))
+        if rows
+    ]
+    console.print(f"draft vocabulary of {len(vocabulary)} covers {', '.join(shares)}")
 
 
 def open_features(
@@ -176,10 +216,8 @@ def open_features(
 
 
 def start(recipe: Recipe, drafter: Drafter, trainer: Trainer) -> None:
-    """Give a fresh run its first weights."""
-    if recipe.init.from_checkpoint:
-        checkpoint.fill(drafter, checkpoint.read(expand_path(recipe.init.from_checkpoint)))
-    elif recipe.init.fc == "ridge":
+    """Give a fresh run its first weights, where the drafter does not have them from a checkpoint."""
+    if recipe.init.fc == "ridge":
         if not isinstance(drafter, Eagle3Body):
             raise UsageError(
                 f'recipe [init]: fc = "ridge" needs an EAGLE-3 body, and {drafter.spec} has none; leave it out.'

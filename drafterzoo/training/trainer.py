@@ -282,7 +282,9 @@ class Trainer:
 
     def record(self) -> None:
         """Note in the drafter what it was trained on, for the checkpoint's provenance."""
+        earlier = {key: value for key, value in self.drafter.training_record.items() if key == "began_with"}
         self.drafter.training_record = {
+            **earlier,
             "recipe": self.recipe.name,
             "objective": attrs.asdict(self.objective),
             "rollouts_sha256": self.rollouts.sha256,
@@ -384,6 +386,6 @@ def describe(recipe: Recipe) -> dict[str, Any]:
     # [generate] says how a missing file of rollouts is made, not what is in the one that exists, which may have other
     # origins and is never made again. What must stay the same is that file, and `resume` compares its sha256.
     values.pop("generate")
-    for key in ("save_every", "log_every", "threads", "fit_coupling"):
+    for key in ("save_every", "log_every", "threads", "fit_coupling", "storage"):
         values["run"].pop(key)
     return json.loads(json.dumps(values))

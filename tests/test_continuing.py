@@ -1,0 +1,117 @@
+"""Training that goes on from a checkpoint: its weights and vocabulary are taken whole, or the difference is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from drafterzoo import checkpoint
+from drafterzoo.errors import CheckpointError, UsageError
+from drafterzoo.target import Target
+from drafterzoo.training import run
+from drafterzoo.training.recipe import build_recipe
+from tests.tiny import tiny_target
+
+VOCAB = 64
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return tiny_target("llama")
+
+
+@pytest.fixture
+def folder(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with two files of rollouts over different halves of the vocabulary, and a finished run, `first`."""
+    monkeypatch.setattr(run, "load_target", lambda *args, **options: target)
+    monkeypatch.setattr(run.Trainer, "_evaluate", lambda self: None)
+    for name, low, high in (("low", 3, 34), ("high", 30, VOCAB)):
+        drawn = torch.randint(low, high, (8, 12), generator=torch.Generator().manual_seed(low)).tolist()
+        rows = [json.dumps({"prompt_ids": ids[:4], "response_ids": ids[4:], "split": "train"}) for ids in drawn]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
+    train(tmp_path, "first", "low", run={"epochs": 2.0, "storage": "float16"})
+    return tmp_path
+
+
+def values(folder: Path, rollouts: str, **sections: Any) -> dict[str, Any]:
+    return {
+        "spec": "eagle3.1",
+        "data": {"rollouts": str(folder / f"{rollouts}.jsonl"), "features": "online", "pack": 24},
+        "drafter": {"draft_vocab_size": 32},
+        "run": {"epochs": 1.0},
+        **sections,
+    }
+
+
+def train(folder: Path, name: str, rollouts: str, **sections: Any) -> checkpoint.Native:
+    run.train(values(folder, rollouts, **sections), out=folder / name, quiet=True)
+    return checkpoint.read(folder / name / "last")
+
+
+def from_first(folder: Path) -> dict[str, Any]:
+    return {"from_checkpoint": str(folder / "first" / "last")}
+
+
+def test_weights_and_vocabulary_are_the_checkpoints(folder: Path, target: Target) -> None:
+    first = checkpoint.read(folder / "first" / "last")
+    recipe = build_recipe(values(folder, "high", init=from_first(folder)), "recipe")
+    rollouts = run.read_rollouts(recipe.data.rollouts, target.vocab_size)
+    drafter = run.build_drafter(recipe, target, rollouts, folder / "first" / "last")
+    assert drafter.vocabulary is not None and drafter.vocabulary.max() < 40, "of the first run's rollouts, not of these"
+    for key, value in drafter.state_dict().items():
+        assert torch.equal(value, first.tensors[key].to(value.dtype)), key
+    head = target.head_weight(drafter.vocabulary)
+    assert torch.equal(drafter.head_matrix(), head) or drafter.config.head == "own"
+    assert any(p.requires_grad for p in drafter.parameters())
+
+
+def test_the_second_run_says_what_it_began_with_and_changes_the_weights(folder: Path) -> None:
+    first = checkpoint.read(folder / "first" / "last")
+    second = train(folder, "second", "high", init=from_first(folder))
+    assert second.config["training"]["began_with"] == first.config["training"]
+    assert torch.equal(second.tensors["d2t"], first.tensors["d2t"])
+    assert not torch.equal(second.tensors["fc.weight"].float(), first.tensors["fc.weight"].float())
+
+
+def test_a_resumed_run_needs_its_own_folder_alone(folder: Path) -> None:
+    init = from_first(folder)
+    second = train(folder, "second", "high", init=init)
+    (folder / "first").rename(folder / "moved")
+    again = train(folder, "second", "high", init=init)  # finished already: nothing but what it is made of is read
+    assert again.config["training"] == second.config["training"]
+    assert all(torch.equal(again.tensors[key], second.tensors[key]) for key in second.tensors)
+    with pytest.raises(CheckpointError, match="no such folder"):
+        train(folder, "third", "high", init=init)
+
+
+def test_the_storage_dtype_is_the_recipes(folder: Path) -> None:
+    first = checkpoint.read(folder / "first" / "last")
+    assert first.config["dtype"] == "float16" and first.tensors["fc.weight"].dtype == torch.float16
+    second = train(folder, "second", "high", init=from_first(folder))
+    assert second.config["dtype"] == "float32" and second.tensors["fc.weight"].dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"drafter": {"draft_vocab_size": 16}}, "draft_vocab_size is 16, but .* was made with 32"),
+        ({"drafter": {"taps": [1, 2, 3]}}, r"taps is \[1, 2, 3\], but .* was made with \["),
+        ({"spec": "eagle3"}, "name is 'eagle3', but .* was made with 'eagle3.1'"),
+        ({"init": {"from_checkpoint": "x", "fc": "ridge"}}, "fc is 'ridge', but from_checkpoint brings its own"),
+    ],
+)
+def test_a_recipe_that_asks_for_another_drafter_is_refused(folder: Path, sections: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        train(folder, "second", "high", **{"init": from_first(folder), **sections})
+    assert not (folder / "second" / "last").exists()
+
+
+def test_a_checkpoint_of_another_target_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tiny_target("llama", vocab=VOCAB, layers=6)
+    monkeypatch.setattr(run, "load_target", lambda *args, **options: other)
+    with pytest.raises(CheckpointError, match="made for .* whose num_layers is 8"):
+        train(folder, "second", "high", init=from_first(folder))
