@@ -113,5 +113,5 @@ def test_a_recipe_that_asks_for_another_drafter_is_refused(folder: Path, section
 def test_a_checkpoint_of_another_target_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = tiny_target("llama", vocab=VOCAB, layers=6)
     monkeypatch.setattr(run, "load_target", lambda *args, **options: other)
-    with pytest.raises(CheckpointError, match="made for .* whose num_layers is 8"):
+    with pytest.raises(CheckpointError, match=r"made for .* whose num_layers is 8"):
         train(folder, "second", "high", init=from_first(folder))

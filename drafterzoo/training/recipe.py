@@ -103,7 +103,7 @@ class GenerateSection:
 class InitSection:
     """How the drafter starts.
 
-    from_checkpoint: a native checkpoint's weights and draft vocabulary (a fresh run with a new optimiser, not a resume).
+    from_checkpoint: a native checkpoint's weights and draft vocabulary; the optimiser starts anew, unlike in a resume.
     fc: "ridge" solves fc in closed form so that the untrained drafter already predicts the next final hidden state.
     """
 
