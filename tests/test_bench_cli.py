@@ -148,5 +148,8 @@ def test_help_has_an_example(capsys):
 
 
 def test_remarks_on_equal_texts(tmp_path):
-    first, last = remarks(measure(tmp_path / "run", FakeDecoder()))
+    summary = measure(tmp_path / "run", FakeDecoder())
+    first, second, last = remarks(summary)
     assert first == "texts: all 16 equal plain decoding's, token for token" and last.startswith("memory: ")
+    assert second == "intervals: of 4 answers they say little; ask at least 5 prompts"
+    assert len(remarks({**summary, "answers": 5})) == 2

@@ -228,6 +228,14 @@ def test_list_shows_every_kind(catalogue: Path, capsys: pytest.CaptureFixture[st
     assert found["checkpoints"] == {"tiny-one": str(catalogue)} and found["broken"] == {}
 
 
+def test_list_keeps_paths_whole_on_narrow_terminals(
+    catalogue: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    assert main(["list", "checkpoints"]) == 0
+    assert str(catalogue) in capsys.readouterr().out
+
+
 def test_list_takes_a_kind_and_a_pattern(catalogue: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "drafters", "-m", "eagle*", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -190,6 +190,8 @@ def test_how_missing_rollouts_are_made_is_no_part_of_what_a_run_is(tmp_path: Pat
     [
         ({"promts": "builtin:5"}, "[generate]: unknown key 'promts' (did you mean 'prompts'?)"),
         ({"prompts": "builtin:lots"}, "prompts 'builtin:lots': expected builtin:<how many>"),
+        ({"prompts": "gsm8k"}, "prompts is 'gsm8k', an evaluation suite, which must never enter training"),
+        ({"prompts": "../data/mt-bench.jsonl"}, "an evaluation suite, which must never enter training"),
         ({"prompts": 5}, "[generate]: key 'prompts' is 5"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
         ({"temperatures": []}, "temperatures is []"),
@@ -219,6 +221,11 @@ def test_the_verb_takes_built_in_prompts_and_several_temperatures(
     assert json.loads(capsys.readouterr().out)["new_rows"] == 4
     rows = read(path)
     assert [rows[text]["temperature"] for _, text in training_prompts(4)] == [0.0, 1.0, 0.0, 1.0]
+    assert main(["rollout", "starter", str(tmp_path / "s.jsonl"), "--limit", "2", "-n", "3"]) == 0
+    assert {row["split"] for row in read(tmp_path / "s.jsonl").values()} == {"val"}, "what is measured with"
+    capsys.readouterr()
+    assert main(["rollout", "starter", str(path), "--held-out", "0.1"]) == 2
+    assert "must never be trained on; leave --held-out out" in " ".join(capsys.readouterr().err.split())
     assert main(["rollout", "builtin:none", str(path)]) == 2
     assert "for example 'builtin:2000'" in capsys.readouterr().err
     assert main(["rollout", "--help"]) == 0

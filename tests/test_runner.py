@@ -214,6 +214,12 @@ def test_interrupting_keeps_every_finished_prompt(tmp_path):
     assert found.summary["complete"] is False and found.summary["prompts_done"] == 2
 
 
+def test_interrupting_before_the_first_prompt_leaves_nothing(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        measure(tmp_path / "a", FakeDecoder(interrupt_at=2))  # in the warm-up
+    assert not (tmp_path / "a").exists()
+
+
 def test_later_turns_follow_the_targets_own_answer(tmp_path):
     decoder = FakeDecoder(lossy="quick")
     summary = measure(tmp_path / "a", decoder, Settings(max_new_tokens=16, warmup=0, turns="all"))

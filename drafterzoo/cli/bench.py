@@ -13,6 +13,8 @@ from cyclopts import Parameter
 
 from drafterzoo.cli.console import Json, err, out, print_json, use_threads
 
+FEW_PROMPTS = 5  # resampling fewer whole prompts gives the ends of their own range
+
 
 def bench(
     recipe: Path | None = None,
@@ -141,5 +143,8 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
         )
     if lossless["different"] > 10:
         lines.append(f"  and {lossless['different'] - 10} more, in summary.json")
+    asked = summary["answers"]
+    if asked < FEW_PROMPTS:
+        lines.append(f"intervals: of {asked} answers they say little; ask at least {FEW_PROMPTS} prompts")
     lines.append(f"memory: {peak:,.0f} MB resident at most; {summary['wall_seconds']:,.0f} s in all")
     return lines

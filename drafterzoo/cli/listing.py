@@ -66,17 +66,16 @@ def _checkpoints(match: str | None) -> dict[str, str]:
 
 
 def _print(found: dict[str, dict[str, str]], broken: dict[str, dict[str, str]]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     console = out()
     for kind, entries in found.items():
         console.print(Text(kind, style="bold"))
-        table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
-        table.add_column(no_wrap=True)
-        table.add_column(overflow="fold")
-        for name, origin in entries.items():
-            table.add_row(Text(name, style="cyan"), Text(origin))
-        for name, reason in broken.get(kind, {}).items():
-            table.add_row(Text(name, style="red"), Text(f"broken: {reason}"))
-        console.print(table if table.row_count else Text("  none", style="dim"))
+        rows = [(Text(name, style="cyan"), origin) for name, origin in entries.items()]
+        rows += [(Text(name, style="red"), f"broken: {reason}") for name, reason in broken.get(kind, {}).items()]
+        width = max((len(name) for name, _ in rows), default=0)
+        for name, origin in rows:
+            name.pad_right(width - len(name))
+            console.print("  ", name, "  ", origin, sep="", markup=False, soft_wrap=True, highlight=False)
+        if not rows:
+            console.print(Text("  none", style="dim"))

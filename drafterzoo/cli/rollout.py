@@ -11,6 +11,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from drafterzoo.cli.console import Json, out, print_json, use_threads
+from drafterzoo.errors import UsageError
 
 
 def rollout(
@@ -24,7 +25,7 @@ def rollout(
     top_k: int = 0,
     seed: int = 0,
     batch_size: int = 32,
-    held_out: float = 0.05,
+    held_out: float | None = None,
     limit: int | None = None,
     target: Annotated[str | None, Parameter(alias="-t")] = None,
     threads: int | None = None,
@@ -40,7 +41,7 @@ def rollout(
     ----------
     prompts
         `builtin:2000` for so many of the prompts that come with drafterzoo, a JSONL file whose lines hold `prompt` or
-        `turns`, or a suite's name. Keep evaluation prompts out of training.
+        `turns`, or a suite's name.
     output
         The JSONL file to append to.
     max_new_tokens
@@ -57,7 +58,8 @@ def rollout(
     batch_size
         How many prompts are answered at once.
     held_out
-        Share of the prompts marked `val`, which training never sees.
+        Share of the prompts marked `val`, which training never sees. Default: 0.05, and all of a suite's: what is
+        measured with must not be trained on.
     limit
         Answer only the first so many prompts.
     target
@@ -68,10 +70,17 @@ def rollout(
 
     from drafterzoo.target import load_target
     from drafterzoo.training.generating import make_rollouts
-    from drafterzoo.training.prompts import read_prompts
+    from drafterzoo.training.prompts import evaluation_suite, read_prompts
 
     if threads is not None:
         use_threads(threads)
+    if evaluation_suite(prompts):
+        if held_out not in (None, 1.0):
+            raise UsageError(
+                f"rollout: {prompts!r} is an evaluation suite, whose prompts must never be trained on; "
+                f"leave --held-out out, so that all its answers are marked 'val'."
+            )
+        held_out = 1.0
     asked = read_prompts(prompts, seed=seed, limit=limit)
     made = make_rollouts(
         load_target(target) if target else load_target(),
@@ -83,7 +92,7 @@ def rollout(
         top_k=top_k,
         seed=seed,
         batch_size=batch_size,
-        held_out=held_out,
+        held_out=0.05 if held_out is None else held_out,
     )
     if json:
         print_json(made)

@@ -17,6 +17,7 @@ import secrets
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, Self
@@ -127,7 +128,10 @@ def check_free(directory: str | os.PathLike[str]) -> None:
 
 
 class ResultsWriter:
-    """Writes a results directory. A context manager; closing it without `finish` leaves a readable, unfinished run."""
+    """Writes a results directory. A context manager; leaving it without `finish` leaves a readable, unfinished run.
+
+    Left before anything was appended, it takes its files away again: there is nothing in them to read.
+    """
 
     def __init__(self, directory: str | os.PathLike[str], conditions: Mapping[str, Any]) -> None:
         """Create the folder and write the conditions.
@@ -167,6 +171,11 @@ class ResultsWriter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+        if not (self.directory / ROUNDS).stat().st_size:
+            (self.directory / ROUNDS).unlink()
+            (self.directory / CONDITIONS).unlink()
+            with suppress(OSError):  # something else lies in it
+                self.directory.rmdir()
 
 
 def _unwritable(directory: Path, error: OSError) -> UsageError:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from drafterzoo.errors import UsageError
 from drafterzoo.evaluation.suites import load_suite
+from drafterzoo.registry import SUITES
 
 TEMPLATES = Path(__file__).parent / "data" / "prompts.toml"
 # Of one template at most this many fillings are used: beyond, little but names and numbers would change.
@@ -54,6 +55,11 @@ def read_prompts(source: str, *, seed: int = 0, limit: int | None = None) -> lis
     if limit is not None and limit < 1:
         raise UsageError(f"training prompts: limit is {limit}, expected at least 1; leave it out to answer all.")
     return training_prompts(count, seed)[:limit]
+
+
+def evaluation_suite(source: str) -> bool:
+    """Whether `source` is a registered suite, by name or as a file of that name: its prompts are measured with."""
+    return builtin_count(source) is None and Path(source).stem in SUITES
 
 
 def builtin_count(source: str) -> int | None:

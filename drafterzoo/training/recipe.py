@@ -17,7 +17,7 @@ import attrs
 from drafterzoo import checkpoint
 from drafterzoo.budget import Budget
 from drafterzoo.errors import UsageError, suggest
-from drafterzoo.training.prompts import builtin_count
+from drafterzoo.training.prompts import evaluation_suite
 
 
 def _positive(instance: object, attribute: attrs.Attribute, value: float) -> None:
@@ -39,7 +39,11 @@ def _budget(instance: object, attribute: attrs.Attribute, value: str) -> None:
 
 
 def _prompts(instance: object, attribute: attrs.Attribute, value: str) -> None:
-    builtin_count(value)
+    if evaluation_suite(value):
+        raise UsageError(
+            f"{attribute.name} is {value!r}, an evaluation suite, which must never enter training; "
+            f"give builtin:<how many> or a JSONL file of other prompts."
+        )
 
 
 def _share(instance: object, attribute: attrs.Attribute, value: float) -> None:
@@ -85,7 +89,7 @@ class DataSection:
 class GenerateSection:
     """How the rollouts are made when the file that [data] names does not exist: the target answers prompts.
 
-    prompts: "builtin:<how many>" (training/prompts.py), a suite's name or a JSONL file; never what is measured with.
+    prompts: "builtin:<how many>" (training/prompts.py) or a JSONL file; never a suite, which is what is measured with.
     max_new_tokens: answers are cut there. temperatures: taken in turn, prompt by prompt, so that [0.0, 0.0, 1.0] draws
     a third of the answers. batch_size: prompts answered at once. held_out: the share of prompts marked "val". seed: of
     the built-in prompts' order, of the draws and of the held-out share.
