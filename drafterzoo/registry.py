@@ -15,6 +15,7 @@ import keyword
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast, overload
 
 import attrs
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
     from drafterzoo.drafters.base import Drafter
-    from drafterzoo.evaluation.suites import SuiteFile
+    from drafterzoo.evaluation.suite_declarations import SuiteFile
     from drafterzoo.formats.base import Format
     from drafterzoo.wrappers.base import Wrapper
 
@@ -226,7 +227,9 @@ def _place(thing: Any) -> str:
 DRAFTERS: Registry[type[Drafter]] = Registry("drafter", "drafterzoo.drafters.base:Drafter", "drafterzoo.drafters")
 WRAPPERS: Registry[type[Wrapper]] = Registry("wrapper", "drafterzoo.wrappers.base:Wrapper", "drafterzoo.wrappers")
 FORMATS: Registry[Format] = Registry("format", "drafterzoo.formats.base:Format", "drafterzoo.formats")
-SUITES: Registry[SuiteFile] = Registry("suite", "drafterzoo.evaluation.suites:SuiteFile", "drafterzoo.suites")
+SUITES: Registry[SuiteFile] = Registry(
+    "suite", "drafterzoo.evaluation.suite_declarations:SuiteFile", "drafterzoo.suites"
+)
 
 BUILT_IN: dict[str, str] = {
     "eagle3": "drafterzoo.drafters.eagle3:Eagle3",
@@ -235,10 +238,10 @@ BUILT_IN: dict[str, str] = {
 }
 BUILT_IN_SUITES: dict[str, str] = {
     "starter": "drafterzoo.evaluation.suites:STARTER",
-    "gsm8k": "drafterzoo.evaluation.suites:GSM8K",
-    "humaneval": "drafterzoo.evaluation.suites:HUMANEVAL",
-    "mbpp": "drafterzoo.evaluation.suites:MBPP",
-    "mt-bench": "drafterzoo.evaluation.suites:MT_BENCH",
+    **{  # one file, one suite; read when the suite is asked for
+        file.stem: f"drafterzoo.evaluation.suite_declarations:{file.stem}"
+        for file in (Path(__file__).parent / "evaluation" / "data" / "suites").glob("*.toml")
+    },
 }
 for _name, _target in BUILT_IN.items():
     DRAFTERS.register(_name, _target)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from drafterzoo.errors import DataError, DrafterzooError, UsageError
+from drafterzoo.evaluation import suite_hub
+from drafterzoo.evaluation.suite_declarations import HubFiles
 from drafterzoo.evaluation.suites import Prompt, load_suite
 
 DATA = Path(os.environ.get("DRAFTERZOO_DATA") or Path(__file__).parents[2] / "shared" / "data")
@@ -21,6 +23,11 @@ KINDS = {"chat", "maths", "code", "translation", "summarising", "extraction", "r
 def no_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("DRAFTERZOO_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
+
+    def unreachable(hub: HubFiles) -> list[Path]:
+        raise suite_hub.NotFetched("cannot be reached")
+
+    monkeypatch.setattr(suite_hub, "fetch", unreachable)
 
 
 def write(path: Path, *lines: object) -> Path:
@@ -135,18 +142,20 @@ def test_named_suites_are_found_in_the_data_folder(tmp_path: Path, monkeypatch: 
     write(folder / "own.jsonl", {"turns": ["2 + 2?"]})
     said = complaint(load_suite, "gsm8k")
     assert "gsm8k.jsonl" in said and "--data-dir" in said and "DRAFTERZOO_DATA" in said
-    assert load_suite("gsm8k", data_dir=folder).prompts[0].turns == ("1 + 1?",)
+    assert "the Hub (openai/gsm8k) cannot be reached" in said
+    assert "1 prompts, expected 1319" in complaint(load_suite, "gsm8k", data_dir=folder)
+    assert load_suite("gsm8k", data_dir=folder, check=False).prompts[0].turns == ("1 + 1?",)
     assert load_suite("own", data_dir=folder).name == "own"
     monkeypatch.setenv("DRAFTERZOO_DATA", str(folder))
-    assert load_suite("gsm8k").source == str(folder / "gsm8k.jsonl")
+    assert load_suite("gsm8k", check=False).source == str(folder / "gsm8k.jsonl")
     monkeypatch.delenv("DRAFTERZOO_DATA")
     folder.rename(tmp_path / "data")
-    assert load_suite("gsm8k").prompts[0].id == "gsm8k-1"
+    assert load_suite("gsm8k", check=False).prompts[0].id == "gsm8k-1"
     assert "does not exist" in complaint(load_suite, "gsm8k", data_dir=tmp_path / "nowhere")
 
 
 def test_unknown_names_and_missing_files_are_usage_errors(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"did you mean 'starter'.*there is gsm8k, humaneval"):
+    with pytest.raises(UsageError, match=r"did you mean 'starter'.*there is aime25, .*gsm8k, humaneval"):
         load_suite("startr")
     with pytest.raises(UsageError, match=r"nothing\.jsonl does not exist"):
         load_suite("nothing.jsonl")

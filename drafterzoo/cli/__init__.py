@@ -23,7 +23,7 @@ from drafterzoo.errors import DrafterzooError, UsageError, suggest
 # verb -> (where it lives, what `drafterzoo --help` says of it: the first line of that function's docstring)
 VERBS: dict[str, tuple[str, str]] = {
     "list": ("drafterzoo.cli.listing:listing", "List drafters, wrappers, formats, suites and checkpoints."),
-    "show": ("drafterzoo.cli.show:show", "Show a checkpoint: its config, its card and its sizes."),
+    "show": ("drafterzoo.cli.show:show", "Show a checkpoint or a suite."),
     "generate": ("drafterzoo.cli.generate:generate", "Answer a prompt, and draw the trees it was drafted with."),
     "bench": ("drafterzoo.cli.bench:bench", "Compare drafters with plain decoding on a suite of prompts."),
     "rollout": ("drafterzoo.cli.rollout:rollout", "Let the target answer prompts, for training on its own words."),

@@ -32,6 +32,8 @@ def bench(
     verification: Literal["match", "rejection"] | None = None,
     uncoupled: Annotated[bool, Parameter(negative="")] = False,
     turns: Literal["first", "all"] | None = None,
+    thinking: bool | None = None,
+    system: str | None = None,
     batch_size: int | None = None,
     warmup: int | None = None,
     repeats: int | None = None,
@@ -39,6 +41,7 @@ def bench(
     target: Annotated[str | None, Parameter(alias="-t")] = None,
     threads: int | None = None,
     data_dir: Path | None = None,
+    unchecked_suite: Annotated[bool, Parameter(negative="")] = False,
     output: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
     json: Json = False,
 ) -> None:
@@ -79,7 +82,12 @@ def bench(
     uncoupled
         When sampling, let drafters rank their children without the target's noise.
     turns
-        `first` (default), or `all`: later turns follow the target's own answers.
+        `first`, or `all`: later turns follow the target's own answers. Default: what the suite says, `all` for
+        mt-bench and spec-bench, `first` elsewhere.
+    thinking
+        Whether the target thinks before it answers, for chat templates that know it. Default: the template's own.
+    system
+        A system message before the first turn.
     batch_size
         Prompts decoded together. Default: 1.
     warmup
@@ -93,7 +101,10 @@ def bench(
     threads
         CPU threads; without it, torch's own choice.
     data_dir
-        Folder of the suites that do not come with drafterzoo (gsm8k.jsonl and the like).
+        Folder of the suites that do not come with drafterzoo (gsm8k.jsonl and the like). Default: $DRAFTERZOO_DATA, and
+        then the Hub.
+    unchecked_suite
+        Take a named suite even where it has other prompts than its declaration records.
     output
         The results directory. Default: a new one under `runs`.
     """
@@ -104,7 +115,8 @@ def bench(
     typed = {
         "drafters": drafter, "suite": suite, "budget": budget, "max_new_tokens": max_new_tokens,
         "temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed, "limit": limit,
-        "verification": verification, "turns": turns,
+        "verification": verification, "turns": turns, "thinking": thinking, "system": system,
+        "check_suite": False if unchecked_suite else None,
         "coupled": False if uncoupled else None, "batch_size": batch_size, "warmup": warmup, "repeats": repeats,
         "exclude": exclude, "target": target, "data_dir": data_dir, "out": output,
     }  # fmt: skip

@@ -55,8 +55,19 @@ def _entries(registry: Registry, match: str | None) -> dict[str, str]:
     """Name -> origin; of a suite, what it is."""
     names = registry.names(match)
     if registry is SUITES:
-        return {name: SUITES.get(name).description for name in names}
+        return {name: _suite(name) for name in names}
     return {name: registry.origin(name) for name in names}
+
+
+def _suite(name: str) -> str:
+    """What a suite is, its number of prompts and licence, and whether its data is at hand."""
+    from drafterzoo.evaluation.suites import at_hand
+
+    suite = SUITES.get(name)
+    size = f"{suite.count} prompts; " if suite.count else ""
+    licence = f" ({suite.licence})" if suite.licence else ""
+    here = "at hand" if at_hand(name) else "on the Hub" if suite.hub else "not here"
+    return f"{here}; {size}{suite.description}{licence}"
 
 
 def _checkpoints(match: str | None) -> dict[str, str]:

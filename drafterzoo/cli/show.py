@@ -1,4 +1,4 @@
-"""`drafterzoo show`: one checkpoint of the catalogue, read without torch.
+"""`drafterzoo show`: one checkpoint of the catalogue, read without torch; or a suite, which show_suite.py shows.
 
 Knows the names of a checkpoint's files and the header of a safetensors file; nothing of what the config means.
 """
@@ -12,21 +12,28 @@ from pathlib import Path
 from typing import Any
 
 from drafterzoo.cli.console import Json, out, print_json
+from drafterzoo.cli.show_suite import show_suite
 from drafterzoo.errors import CheckpointError
+from drafterzoo.registry import SUITES
 
 
-def show(name: str, /, *, json: Json = False) -> None:
-    """Show a checkpoint: its config, its card and its sizes.
+def show(name: str, /, *, data_dir: Path | None = None, json: Json = False) -> None:
+    """Show a checkpoint (its config, its card, its sizes) or a suite (what it is, and whether its data is at hand).
 
-    Example: `drafterzoo show eagle3.1-smollm2-135m`
+    Examples: `drafterzoo show eagle3.1-smollm2-135m`, `drafterzoo show gsm8k`
 
     Parameters
     ----------
     name
-        A name that `drafterzoo list checkpoints` gives, a spec that has a checkpoint (`eagle3.1`), or `dir:path`.
+        A name that `drafterzoo list checkpoints` or `drafterzoo list suites` gives, a spec that has a checkpoint
+        (`eagle3.1`), or `dir:path`.
+    data_dir
+        Where to look for a suite's data. Default: $DRAFTERZOO_DATA, and the Hub's cache.
     """
     from drafterzoo import catalogue
 
+    if name in SUITES and name not in catalogue.list_checkpoints():
+        return show_suite(name, data_dir, json)
     folder = catalogue.find(name)
     facts = {
         "name": name,

@@ -38,7 +38,8 @@ ENTROPY_ROWS = 64  # positions looked at: enough to see a choice, little enough 
 class Settings:
     """How every cell is decoded, as resolved: no field is ever a default somebody else might fill in differently.
 
-    turns is "first" or "all"; thinking is passed to the chat template, None leaves its default.
+    turns is "first" or "all"; thinking is passed to the chat template, None leaves its default. system: what a system
+    message before the first turn says; None sends none.
     Raises UsageError for values that cannot be meant.
     """
 
@@ -54,6 +55,7 @@ class Settings:
     batch_size: int = 1
     warmup: int = 1
     repeats: int = 1
+    system: str | None = None
 
     def __attrs_post_init__(self) -> None:
         # two new tokens at least: prefill gives the first, and there must be a round to measure
@@ -62,6 +64,8 @@ class Settings:
                 raise UsageError(f"bench: {name} is {getattr(self, name)}, expected at least {least}.")
         if self.turns not in ("first", "all"):
             raise UsageError(f"bench: turns is {self.turns!r}, expected 'first' or 'all'.")
+        if self.system is not None and not self.system.strip():
+            raise UsageError("bench: the system prompt is empty; leave it out to send none.")
         self.sampling  # noqa: B018  refuses what cannot be meant
 
     @property
@@ -85,7 +89,7 @@ def gather(
     """The contents of conditions.json. drafters: by the name of their rows."""
     fixed = attrs.asdict(settings)
     sampling = {name: fixed.pop(name) for name in ("temperature", "top_p", "top_k", "seed", "verification", "coupled")}
-    prompting = {name: fixed.pop(name) for name in ("turns", "thinking")}
+    prompting = {name: fixed.pop(name) for name in ("turns", "thinking", "system")}
     return {
         "target": {**target.fingerprint(), "dtype": _plain(target.dtype), "packed": target.packed},
         "suite": {"name": suite.name, "sha256": suite.sha256, "limit": limit, "prompts": len(suite.prompts)},

@@ -25,6 +25,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     "coupled": (bool,),
     "turns": (str,),
     "thinking": (bool,),
+    "system": (str,),
     "batch_size": (int,),
     "warmup": (int,),
     "repeats": (int,),
@@ -32,6 +33,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     "exclude": (list,),
     "target": (str,),
     "data_dir": (str,),
+    "check_suite": (bool,),
     "out": (str,),
 }
 

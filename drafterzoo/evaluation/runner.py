@@ -83,8 +83,9 @@ def bench(
     seed: int = 0,
     verification: Literal["match", "rejection"] = "match",
     coupled: bool = True,
-    turns: Literal["first", "all"] = "first",
+    turns: Literal["first", "all"] | None = None,
     thinking: bool | None = None,
+    system: str | None = None,
     batch_size: int = 1,
     warmup: int = 1,
     repeats: int = 1,
@@ -93,6 +94,7 @@ def bench(
     target: Target | str | None = None,
     out: str | os.PathLike[str] | None = None,
     data_dir: str | Path | None = None,
+    check_suite: bool = True,
     show_progress: bool = False,
 ) -> BenchResult:
     """Compare drafters with plain decoding, all at the same budgets, on the same prompts, in one process.
@@ -100,7 +102,9 @@ def bench(
     drafters: specs, addresses or loaded drafters. Plain decoding ("none") and "lookup" are always rows;
     exclude=("lookup",) leaves the latter out. suite: a suite's name, a JSONL file, or a Suite. budget: one or several
     ("chain:4", 24, Budget); without it, the drafters' own. Every drafter runs at every budget.
-    turns: "first" asks each prompt's first turn; "all" goes on with the target's own answers between.
+    turns: "first" asks each prompt's first turn; "all" goes on with the target's own answers between; None does what
+    the suite says, which is "first" for most. thinking: passed to the chat template, where it knows it. system: a
+    system message before the first turn. check_suite: a named suite must have the prompts that its declaration records.
     batch_size: prompts decoded together. warmup: batches decoded by every cell first, not counted. repeats: how often
     every answer is timed; its median counts. out: the results directory, by default a new one under `runs`.
 
@@ -109,6 +113,7 @@ def bench(
     KeyboardInterrupt.
     Raises UsageError, DataError or CheckpointError before anything is decoded.
     """
+    questions = _suite(suite, limit, data_dir, check_suite)
     settings = Settings(
         max_new_tokens,
         temperature,
@@ -117,13 +122,15 @@ def bench(
         seed,
         verification,
         coupled,
-        turns,
+        turns or questions.turns,
         thinking,
         batch_size,
         warmup,
         repeats,
+        system,
     )
-    questions = _suite(suite, limit, data_dir)
+    if show_progress:
+        console.print(_introduced(questions), markup=False, highlight=False, soft_wrap=True)
     directory = Path(out) if out is not None else default_directory(questions.name)
     check_free(directory)
     loaded = _load(drafters, target, exclude)
@@ -138,9 +145,15 @@ def bench(
     return BenchResult(summary, directory)
 
 
-def _suite(suite: str | Path | Suite, limit: int | None, data_dir: str | Path | None) -> Suite:
+def _introduced(suite: Suite) -> str:
+    """A line that says what is asked, from where, and how far that was checked."""
+    said = f"; {suite.checked}" if suite.checked else ""
+    return f"suite {suite.name}: {len(suite)} prompts from {suite.source}{said}"
+
+
+def _suite(suite: str | Path | Suite, limit: int | None, data_dir: str | Path | None, check: bool) -> Suite:
     if not isinstance(suite, Suite):
-        return load_suite(suite, limit=limit, data_dir=data_dir)
+        return load_suite(suite, limit=limit, data_dir=data_dir, check=check)
     if limit is not None:
         raise UsageError("bench: limit is for suites given by name or file; give load_suite(..., limit=...) instead.")
     return suite
@@ -257,7 +270,7 @@ class Run:
         new = self.settings.max_new_tokens
         for prompt in self.suite.prompts:
             turns = prompt.turns if self.settings.turns == "all" else prompt.turns[:1]
-            talk = [{"role": "user", "content": turns[0]}]
+            talk = [*self.opening, {"role": "user", "content": turns[0]}]
             for turn in turns[1:]:
                 talk += [{"role": "assistant", "content": ""}, {"role": "user", "content": turn}]
             length = len(self.target.encode_chat(talk, thinking=self.settings.thinking))
@@ -270,6 +283,11 @@ class Run:
         if self.settings.temperature:
             ids = self._encode(self.suite.prompts[0], [])
             self.entropy = entropy_seen(self.target, ids, self.settings.sampling)
+
+    @property
+    def opening(self) -> list[dict[str, str]]:
+        """What every conversation begins with: the system message, if there is one."""
+        return [] if self.settings.system is None else [{"role": "system", "content": self.settings.system}]
 
     def measure(
         self, writer: ResultsWriter, conditions: Mapping[str, Any], show_progress: bool = False
@@ -377,7 +395,7 @@ class Run:
 
     def _encode(self, prompt: Prompt, said: Sequence[str]) -> list[int]:
         """Token ids of the conversation up to the turn after `said`."""
-        talk: list[dict[str, str]] = []
+        talk = self.opening
         for turn, answer in zip(prompt.turns, said, strict=False):
             talk += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
         talk.append({"role": "user", "content": prompt.turns[len(said)]})

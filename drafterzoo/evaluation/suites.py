@@ -1,35 +1,36 @@
-"""Prompt suites: which questions a benchmark asks, read from JSONL, checked line by line, and hashed.
+"""Prompt suites: which questions a benchmark asks, by name or from a file, checked, chosen from, and hashed.
 
-Knows nothing of models, chat templates, drafters or results. A line is `{"turns": ["...", ...]}` or
-`{"prompt": "..."}`, with `id`, `category` (or `source`) and `split` where the file has them; other keys are left alone.
+Knows where files are looked for and how prompts are chosen; nothing of models, chat templates, drafters or results. A
+line of a file is `{"turns": ["...", ...]}` or `{"prompt": "..."}`, with `id`, `category` (or `source`) and `split` where
+the file has them; other keys are left alone.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import attrs
 
 from drafterzoo.errors import DataError, UsageError, suggest
+from drafterzoo.evaluation import suite_hub, suite_rendering
+from drafterzoo.evaluation.suite_checks import check_file, check_prompts, digest
+from drafterzoo.evaluation.suite_declarations import SuiteFile as SuiteFile  # public here: what plug-ins register
+from drafterzoo.evaluation.suite_rendering import Prompt as Prompt  # public here, beside the Suite it makes up
+from drafterzoo.evaluation.suite_rows import SUFFIXES, read_rows
 from drafterzoo.registry import SUITES
 
 DATA_VARIABLE = "DRAFTERZOO_DATA"
 DATA_FOLDERS = (Path("data"), Path("../shared/data"))
 
-
-@attrs.frozen
-class Prompt:
-    """One conversation to hold: the user's turns, in order."""
-
-    id: str
-    category: str
-    turns: tuple[str, ...]
+STARTER = SuiteFile(
+    Path(__file__).parent / "data" / "starter.jsonl",
+    "prompts of seven kinds, written for this project",
+    count=40,
+    licence="Apache-2.0",
+)
 
 
 @attrs.frozen
@@ -37,13 +38,16 @@ class Suite:
     """The prompts of one run.
 
     sha256 is taken over the turns in order, so it is equal for equal questions, whatever the file is called, and
-    differs when a limit or a category chose other prompts. source says where they came from.
+    differs when a limit or a category chose other prompts. source says where they came from, checked what was compared
+    with the suite's declaration. turns: which a benchmark asks when it is not told, "first" or "all".
     """
 
     name: str
     prompts: tuple[Prompt, ...]
     sha256: str
     source: str
+    turns: str = "first"
+    checked: str = ""
 
     @property
     def categories(self) -> dict[str, int]:
@@ -61,23 +65,14 @@ class Suite:
 
 
 @attrs.frozen
-class SuiteFile:
-    """A suite known by name: what other packages register under `drafterzoo.suites`.
+class _Place:
+    """Where a suite's rows are. published: as their authors wrote them, to be rendered here."""
 
-    A relative path is looked for in the data folder (see `load_suite`); an absolute one is taken as it is.
-    """
-
-    path: Path = attrs.field(converter=Path)
-    description: str
-
-
-STARTER = SuiteFile(
-    Path(__file__).parent / "data" / "starter.jsonl", "40 prompts of seven kinds, written for this project"
-)
-GSM8K = SuiteFile("gsm8k.jsonl", "grade-school maths, 1319 test questions (MIT); needs a data folder")
-HUMANEVAL = SuiteFile("humaneval.jsonl", "164 Python functions to complete (MIT); needs a data folder")
-MBPP = SuiteFile("mbpp.jsonl", "257 small Python tasks, sanitized (CC-BY-4.0); needs a data folder")
-MT_BENCH = SuiteFile("mt-bench.jsonl", "80 conversations of two turns (Apache-2.0); needs a data folder")
+    name: str
+    files: Sequence[Path]
+    source: str
+    declared: SuiteFile | None = None
+    published: bool = False
 
 
 def load_suite(
@@ -88,60 +83,99 @@ def load_suite(
     category: str | Sequence[str] | None = None,
     split: str | None = None,
     data_dir: str | Path | None = None,
+    check: bool = True,
 ) -> Suite:
-    """Load a suite by name (`starter`, `gsm8k`) or a JSONL file by path.
+    """Load a suite by name (`starter`, `gsm8k`), or a JSONL or Parquet file by path.
 
     limit: ask this many prompts, drawn by `seed` evenly over the categories and kept in file order.
     category: only these. split: only rows of this split; without it, rows marked `train` are left out, so that a
-    training file can be used for its held-out rows. data_dir: where files of named suites lie; without it the folder in
-    $DRAFTERZOO_DATA, else `data` or `../shared/data` beside the working directory.
+    training file can be used for its held-out rows. data_dir: where files of named suites lie, and nowhere else;
+    without it the folder in $DRAFTERZOO_DATA, else `data` or `../shared/data` beside the working directory, and then
+    the Hub. check: compare a named suite with its declaration; False takes other counts and hashes as they are.
 
     Raises UsageError for an unknown suite, category or split, a missing file or a bad limit; DataError, naming file and
-    line, for a file that is not a suite.
+    line, for a file that is not a suite, and with both numbers for one that is not the suite declared.
     """
     if limit is not None and limit < 1:
         raise UsageError(f"suite: limit is {limit}, expected at least 1; leave it out to ask every prompt.")
-    name, path = _locate(name_or_path, data_dir)
-    rows = [row for row in _read(path) if (row[1] == split if split else row[1] != "train")]
+    place = _locate(name_or_path, data_dir)
+    every = _read(place)
+    checked = _checked(place, [prompt for prompt, _ in every]) if check else "not checked"
+    rows = [row for row in every if (row[1] == split if split else row[1] != "train")]
     if not rows:
         wanted = (
             f"split {split!r}"
             if split
             else "a split other than 'train' (to measure on those all the same, give split='train')"
         )
-        raise UsageError(f"suite {path}: no prompt has {wanted}.")
-    prompts = _of_category([prompt for prompt, _ in rows], category, path)
+        raise UsageError(f"suite {place.source}: no prompt has {wanted}.")
+    prompts = _of_category([prompt for prompt, _ in rows], category, place.source)
     if limit is not None:
         prompts = _draw(prompts, limit, seed)
-    source = f"built-in {name}" if path == STARTER.path else str(path)
-    return Suite(name=name, prompts=tuple(prompts), sha256=_digest(prompts), source=source)
+    turns = place.declared.turns if place.declared else "first"
+    return Suite(place.name, tuple(prompts), digest(prompts), place.source, turns, checked)
 
 
-def _locate(name_or_path: str | Path, data_dir: str | Path | None) -> tuple[str, Path]:
-    """The suite's name and its file."""
+def at_hand(name: str, data_dir: str | Path | None = None) -> str | None:
+    """Where a named suite's data would be read from without asking the network; None when it is not here."""
+    suite = SUITES.get(name)
+    place = _local(name, suite, _folders(data_dir))
+    if place is not None:
+        return place.source
+    return "the Hub's cache" if data_dir is None and suite.hub and suite_hub.cached(suite.hub) else None
+
+
+def _locate(name_or_path: str | Path, data_dir: str | Path | None) -> _Place:
+    """The suite's name and its files, downloaded if need be."""
     text = str(name_or_path)
-    if isinstance(name_or_path, Path) or text.endswith((".jsonl", ".json")) or os.sep in text:
+    if isinstance(name_or_path, Path) or text.endswith(SUFFIXES) or os.sep in text:
         path = Path(os.path.expanduser(name_or_path))
         if not path.is_file():
             raise UsageError(
                 f"suite file {path} does not exist or is no file; give a JSONL file or one of {', '.join(SUITES)}."
             )
-        return path.stem, path
+        return _Place(path.stem, [path], str(path))
     folders = _folders(data_dir)
     if text not in SUITES:
         for folder in folders:  # any JSONL file of the data folder has a name as well: its own
             if (folder / f"{text}.jsonl").is_file():
-                return text, folder / f"{text}.jsonl"
-        SUITES.get(text)
-    relative = SUITES.get(text).path
-    candidates = [relative] if relative.is_absolute() else [folder / relative for folder in folders]
-    for path in candidates:
-        if path.is_file():
-            return text, path
-    looked = " and ".join(str(path.parent) for path in candidates)
+                return _Place(text, [folder / f"{text}.jsonl"], str(folder / f"{text}.jsonl"))
+    suite = SUITES.get(text)
+    return _local(text, suite, folders) or _from_hub(text, suite, folders, data_dir)
+
+
+def _local(name: str, suite: SuiteFile, folders: Sequence[Path]) -> _Place | None:
+    """The suite's own file, or a folder of its name that holds the Hub's files, in the first data folder that has one."""
+    if suite.path.is_absolute():
+        source = f"built-in {name}" if suite == STARTER else str(suite.path)
+        return _Place(name, [suite.path], source, suite) if suite.path.is_file() else None
+    for folder in folders:
+        for relative in suite.names:
+            if (folder / relative).is_file():
+                return _Place(name, [folder / relative], str(folder / relative), suite)
+        files = [folder / name / file for file in suite.hub.files] if suite.hub else []
+        if files and all(file.is_file() for file in files):
+            return _Place(name, files, str(folder / name), suite, published=True)
+    return None
+
+
+def _from_hub(name: str, suite: SuiteFile, folders: Sequence[Path], data_dir: str | Path | None) -> _Place:
+    """The suite's files on the Hub. Raises UsageError naming the file expected, where, and why the Hub has not helped."""
+    why = ""
+    if suite.hub is not None and data_dir is None:
+        try:
+            files = suite_hub.fetch(suite.hub)
+            at = f"@{suite.hub.revision}" if suite.hub.revision else ""
+            return _Place(name, files, f"hub:{suite.hub.id}{at}", suite, published=True)
+        except suite_hub.NotFetched as reason:
+            why = f", and the Hub ({suite.hub.id}) {reason}"
+    absolute = suite.path.is_absolute()
+    looked = str(suite.path.parent) if absolute else " and ".join(str(folder / suite.path.parent) for folder in folders)
+    note = f" ({suite.note})" if suite.note else ""
+    get = f"get it from {suite.source} and " if suite.source else ""
     raise UsageError(
-        f"suite {text!r} needs the file {relative.name}, which is not in {looked}; "
-        f"name its folder with --data-dir (data_dir=) or ${DATA_VARIABLE}."
+        f"suite {name!r} needs the file {suite.path.name}, which is not in {looked}{why}{note}; "
+        f"{get}name its folder with --data-dir (data_dir=) or ${DATA_VARIABLE}."
     )
 
 
@@ -157,102 +191,48 @@ def _folders(data_dir: str | Path | None) -> Sequence[Path]:
     return (Path(os.path.expanduser(named)),) if named else DATA_FOLDERS
 
 
-def _read(path: Path) -> list[tuple[Prompt, str | None]]:
-    """The prompts of a file, each with its split."""
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise UsageError(
-            f"suite file {path} cannot be read: {error.strerror}; check the path and its permissions."
-        ) from error
+def _read(place: _Place) -> list[tuple[Prompt, str | None]]:
+    """The prompts of a suite, each with its split."""
     rows: list[tuple[Prompt, str | None]] = []
-    seen: dict[str, int] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        where = f"{path}:{number}"
-        row = _row(line, where)
-        prompt = Prompt(_identifier(row, where, f"{path.stem}-{number}"), _category(row, where), _turns(row, where))
-        if prompt.id in seen:
-            raise DataError(f"{where}: id {prompt.id!r} is already that of line {seen[prompt.id]}; ids must differ.")
-        seen[prompt.id] = number
-        rows.append((prompt, _text(row, "split", where)))
+    seen: dict[str, str] = {}
+    declared, met = place.declared, 0
+    for path in place.files:
+        for row in read_rows(path, declared.fields if declared and place.published else ()):
+            met += 1
+            if not suite_rendering.belongs(row, declared):
+                continue
+            if declared and place.published:
+                prompt = suite_rendering.published(row, declared, f"{place.name}-{len(rows) + 1}")
+            else:
+                prompt = suite_rendering.rendered(row, declared, f"{place.name}-{row.number}")
+            if prompt.id in seen:
+                raise DataError(f"{row.where}: id {prompt.id!r} is already that of {seen[prompt.id]}; ids must differ.")
+            seen[prompt.id] = row.place
+            rows.append((prompt, suite_rendering.split_of(row)))
+    if not rows and met:
+        raise DataError(f"suite {place.name!r}: none of the {met} rows of {place.source} belong to it; get it anew.")
     if not rows:
-        raise DataError(f'suite file {path} is empty; write one JSON object per line, such as {{"prompt": "..."}}.')
+        raise DataError(
+            f'suite file {place.files[0]} is empty; write one JSON object per line, such as {{"prompt": "..."}}.'
+        )
     return rows
 
 
-def _row(line: bytes, where: str) -> Mapping[str, Any]:
-    try:
-        row = json.loads(line.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{where}: byte {error.start + 1} is not UTF-8; save the file as UTF-8.") from error
-    except json.JSONDecodeError as error:
-        raise DataError(
-            f"{where}: not JSON at column {error.colno} ({error.msg}); write one JSON object per line."
-        ) from error
-    except RecursionError as error:
-        raise DataError(f'{where}: brackets are nested too deeply; expected {{"turns": [...]}}.') from error
-    if not isinstance(row, dict):
-        raise DataError(f'{where}: expected a JSON object such as {{"turns": ["..."]}}, found {_kind(row)}.')
-    return row
+def _checked(place: _Place, prompts: list[Prompt]) -> str:
+    """What was compared with the declaration, in a few words. Raises DataError for what differs."""
+    declared = place.declared
+    if declared is None:
+        return ""
+    if check_prompts(place.name, declared, prompts, place.source):
+        return "sha256 as recorded"
+    if place.published and declared.hub is not None:
+        known = suite_hub.check_files(place.name, declared.hub, list(place.files))
+    else:
+        known = check_file(place.name, declared, suite_hub.file_sha256(place.files[0]), place.source)
+    return "sha256 of the file as recorded" if known else "hash not recorded"
 
 
-def _turns(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    if ("turns" in row) == ("prompt" in row):
-        found = "both" if "turns" in row else f"neither (the keys are {', '.join(row) or 'none'})"
-        raise DataError(f'{where}: expected either "turns" or "prompt", found {found}.')
-    key = "turns" if "turns" in row else "prompt"
-    turns = row[key] if key == "turns" else [row[key]]
-    if not isinstance(turns, list):
-        raise DataError(
-            f'{where}: "turns" must be a list of texts, found {_kind(turns)}; for a single text use "prompt".'
-        )
-    if not turns:
-        raise DataError(f'{where}: "turns" is empty; give at least one text.')
-    for index, turn in enumerate(turns):
-        name = f'"{key}"' if key == "prompt" else f'"turns"[{index}]'
-        if not isinstance(turn, str):
-            raise DataError(f"{where}: {name} must be a text, found {_kind(turn)}.")
-        if not turn.strip():
-            raise DataError(f"{where}: {name} is empty; a prompt needs some text.")
-    return tuple(turns)
-
-
-def _identifier(row: Mapping[str, Any], where: str, otherwise: str) -> str:
-    value = row.get("id")
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    return _text(row, "id", where) or otherwise
-
-
-def _category(row: Mapping[str, Any], where: str) -> str:
-    return _text(row, "category", where) or _text(row, "source", where) or "all"
-
-
-def _text(row: Mapping[str, Any], key: str, where: str) -> str | None:
-    value = row.get(key)
-    if value is not None and not isinstance(value, str):
-        raise DataError(f'{where}: "{key}" must be a text, found {_kind(value)}.')
-    return value
-
-
-def _kind(value: object) -> str:
-    """JSON's word for a value, with its article."""
-    if value is None:
-        return "null"
-    kinds = {
-        bool: "true or false",
-        int: "a number",
-        float: "a number",
-        str: "a text",
-        list: "a list",
-        dict: "an object",
-    }
-    return kinds[type(value)]
-
-
-def _of_category(prompts: list[Prompt], category: str | Sequence[str] | None, path: Path) -> list[Prompt]:
+def _of_category(prompts: list[Prompt], category: str | Sequence[str] | None, source: str) -> list[Prompt]:
     if category is None:
         return prompts
     wanted = [category] if isinstance(category, str) else list(category)
@@ -260,7 +240,7 @@ def _of_category(prompts: list[Prompt], category: str | Sequence[str] | None, pa
     for name in wanted:
         if name not in known:
             raise UsageError(
-                f"suite {path}: unknown category {name!r}{suggest(name, known)}; there is {', '.join(known)}."
+                f"suite {source}: unknown category {name!r}{suggest(name, known)}; there is {', '.join(known)}."
             )
     return [prompt for prompt in prompts if prompt.category in wanted]
 
@@ -277,9 +257,3 @@ def _draw(prompts: list[Prompt], limit: int, seed: int) -> list[Prompt]:
         (place, number, index) for number, pile in enumerate(piles.values()) for place, index in enumerate(pile)
     )
     return [prompts[index] for index in sorted(index for _, _, index in ranked[:limit])]
-
-
-def _digest(prompts: Iterable[Prompt]) -> str:
-    """SHA-256 over the turns as canonical JSON."""
-    text = json.dumps([prompt.turns for prompt in prompts], separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()

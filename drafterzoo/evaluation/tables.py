@@ -94,7 +94,11 @@ def conditions_line(conditions: Mapping[str, Any]) -> str:
     """The conditions on one line: suite, target, precision, sampling, batch, machine."""
     target, suite, run = conditions["target"], conditions["suite"], conditions["run"]
     sampling, machine = conditions["sampling"], conditions["machine"]
-    turns = ", all turns" if conditions["prompting"]["turns"] == "all" else ""
+    prompting = conditions["prompting"]
+    turns = ", all turns" if prompting["turns"] == "all" else ""
+    if prompting["thinking"] is not None:
+        turns += ", thinking" if prompting["thinking"] else ", not thinking"
+    turns += ", with a system prompt" if prompting.get("system") else ""
     choice = f"T={sampling['temperature']:g}"
     if sampling["temperature"]:
         choice += f", top-p {sampling['top_p']:g}, top-k {sampling['top_k']}, seed {sampling['seed']}"

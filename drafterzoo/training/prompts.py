@@ -58,8 +58,11 @@ def read_prompts(source: str, *, seed: int = 0, limit: int | None = None) -> lis
 
 
 def evaluation_suite(source: str) -> bool:
-    """Whether `source` is a registered suite, by name or as a file of that name: its prompts are measured with."""
-    return builtin_count(source) is None and Path(source).stem in SUITES
+    """Whether `source` is a registered suite, by name or as a file of one's name: its prompts are measured with."""
+    if builtin_count(source) is not None:
+        return False
+    path = Path(source)
+    return path.stem in SUITES or any(path.name == file.name for name in SUITES for file in SUITES.get(name).names)
 
 
 def builtin_count(source: str) -> int | None:
