@@ -1,4 +1,4 @@
-"""Named suites: declarations that are read strictly, rows from JSONL, Parquet and the Hub, counts and hashes that hold."""
+"""Named suites: declarations are read strictly, rows come from JSONL, Parquet and the Hub, counts and hashes hold."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_what_cannot_be_fetched_is_one_sentence_that_names_the_file() -> None:
     [
         ("RepositoryNotFoundError", "has no such data set"),
         ("RevisionNotFoundError", "has no revision abc of it"),
-        ("GatedRepoError", "accept its terms"),
+        ("GatedRepoError", "wants you to accept its terms"),
         ("EntryNotFoundError", "has no file main/test.jsonl in it"),
     ],
 )

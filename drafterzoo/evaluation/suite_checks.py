@@ -43,7 +43,7 @@ def check_prompts(name: str, suite: SuiteFile, prompts: Sequence[Prompt], place:
 
 
 def check_file(name: str, suite: SuiteFile, found: str, place: str) -> bool:
-    """Whether the hash of a file of rendered prompts is recorded and is `found`. Raises DataError when it is another."""
+    """Whether a hash is recorded for the file of rendered prompts and is `found`. Raises DataError for another."""
     expected = suite.file_sha256
     if expected is not None and not found.startswith(expected):
         raise DataError(

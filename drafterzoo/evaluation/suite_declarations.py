@@ -40,7 +40,7 @@ class HubFiles:
 
 @attrs.frozen
 class SuiteFile:
-    """A suite known by name: what other packages register under `drafterzoo.suites`. All but the first two may be left out.
+    """A suite known by name: what other packages register under `drafterzoo.suites`. Only the first two must be given.
 
     path: its file of rendered prompts, JSONL lines `{"turns": [...]}` or `{"prompt": "..."}`. A relative one is looked
     for in the data folder (see `load_suite`), then under `other_names`; an absolute one is taken as it is.

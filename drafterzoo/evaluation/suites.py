@@ -1,8 +1,8 @@
 """Prompt suites: which questions a benchmark asks, by name or from a file, checked, chosen from, and hashed.
 
-Knows where files are looked for and how prompts are chosen; nothing of models, chat templates, drafters or results. A
-line of a file is `{"turns": ["...", ...]}` or `{"prompt": "..."}`, with `id`, `category` (or `source`) and `split` where
-the file has them; other keys are left alone.
+Knows where files are looked for and how prompts are chosen; nothing of models, chat templates, drafters or results.
+A line of a file is `{"turns": ["...", ...]}` or `{"prompt": "..."}`, with `id`, `category` (or `source`) and `split`
+where the file has them; other keys are left alone.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _locate(name_or_path: str | Path, data_dir: str | Path | None) -> _Place:
 
 
 def _local(name: str, suite: SuiteFile, folders: Sequence[Path]) -> _Place | None:
-    """The suite's own file, or a folder of its name that holds the Hub's files, in the first data folder that has one."""
+    """The suite's own file, or a folder of its name with the Hub's files, in the first data folder that has one."""
     if suite.path.is_absolute():
         source = f"built-in {name}" if suite == STARTER else str(suite.path)
         return _Place(name, [suite.path], source, suite) if suite.path.is_file() else None
@@ -160,7 +160,7 @@ def _local(name: str, suite: SuiteFile, folders: Sequence[Path]) -> _Place | Non
 
 
 def _from_hub(name: str, suite: SuiteFile, folders: Sequence[Path], data_dir: str | Path | None) -> _Place:
-    """The suite's files on the Hub. Raises UsageError naming the file expected, where, and why the Hub has not helped."""
+    """The suite's files on the Hub. Raises UsageError: which file was expected, where, and why the Hub is no help."""
     why = ""
     if suite.hub is not None and data_dir is None:
         try:
