@@ -27,6 +27,7 @@ from statistics import median
 from typing import IO, Any
 
 import attrs
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
@@ -59,7 +60,12 @@ class Worker:
         command = [python, str(WORKERS / script), json.dumps(job)]
         self.name = name
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for this process; the others end when nothing more is asked
         )
         said = self._hear()
         self.missing: str | None = said.get("missing")
@@ -161,7 +167,10 @@ def workers(asked: argparse.Namespace) -> Iterator[tuple[dict[str, Worker], dict
         stack.callback(own.close)
         if own.missing:
             raise SystemExit(f"peers: drafterzoo cannot run here: {own.missing}.")
-        told = own.ask(command="prompts", suite=asked.suite, limit=asked.limit, data_dir=asked.data_dir)
+        try:
+            told = own.ask(command="prompts", suite=asked.suite, limit=asked.limit, data_dir=asked.data_dir)
+        except Failed as why:
+            raise SystemExit(f"peers: {why}.") from why
         job |= {name: told[name] for name in ("folder", "stops", "dtype")}
         job["context"] = max(map(len, told["prompts"])) + asked.max_new_tokens + asked.nodes + 1
         running, missing = {OWN: own}, {peer: "left out (--without)" for peer in asked.without}
@@ -271,9 +280,12 @@ def summarise(rows: Sequence[Row], prompts: Sequence[Sequence[int]]) -> list[dic
     return figures
 
 
-def ratio(found: Mapping[str, Any] | None) -> str:
+def ratio(found: Mapping[str, Any] | None, itself: bool) -> str:
+    """`1.52x [1.41, 1.63]`; 1 for the row that others are compared with."""
     if found is None or found["value"] is None:
         return "-"
+    if itself:
+        return "1"
     limits = "" if found["low"] is None else f" [{found['low']:.2f}, {found['high']:.2f}]"
     return f"{found['value']:.2f}x{limits}"
 
@@ -282,6 +294,8 @@ def drawn(figures: Sequence[Mapping[str, Any]], title: str) -> Table:
     table = Table(
         title=title,
         title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
         caption="Ratios of speed with 95 % intervals, paired by prompt. τ: new tokens after the first per target call "
         "after the prompt's; an engine that does not tell its calls has none. Texts: equal to drafterzoo's plain "
         "decoding, in brackets those that part at a tie. Below the line: 4-bit weights, compared with themselves.",
@@ -289,25 +303,25 @@ def drawn(figures: Sequence[Mapping[str, Any]], title: str) -> Table:
     )
     for name in ("engine", "row"):
         table.add_column(name, overflow="fold")
-    for name in ("tok/s", "over drafterzoo plain", "over own plain", "τ", "equal texts"):
+    for name in ("tok/s", "over drafterzoo\nplain [95 %]", "over own\nplain [95 %]", "τ", "equal\ntexts"):
         table.add_column(name, justify="right")
-    last = False
+    above: Mapping[str, Any] = {"engine": "", "four_bit": False}
     for row in figures:
-        if row["four_bit"] and not last:
+        if row["four_bit"] and not above["four_bit"]:
             table.add_section()
-        last = row["four_bit"]
-        equal = row["equal"]
+        plain, equal = row["row"] == "plain", row["equal"]
         texts = "-" if equal is None else f"{equal['equal']}/{equal['texts']}"
         texts += f" ({equal['ties']})" if equal and equal["ties"] else ""
         table.add_row(
-            escape(row["engine"]),
+            escape(row["engine"]) if row["engine"] != above["engine"] else "",
             escape(row["row"]),
             f"{row['tokens_per_second']:.1f}",
-            ratio(row["over_drafterzoo_plain"]),
-            ratio(row["over_own_plain"]),
+            ratio(row["over_drafterzoo_plain"], plain and not above["engine"]),
+            ratio(row["over_own_plain"], plain),
             "-" if row["tau"] is None else f"{row['tau']:.2f}",
             texts,
         )
+        above = row
     return table
 
 

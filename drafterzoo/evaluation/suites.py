@@ -29,6 +29,7 @@ STARTER = SuiteFile(
     Path(__file__).parent / "data" / "starter.jsonl",
     "prompts of seven kinds, written for this project",
     count=40,
+    sha256="168e76173b6c32a9b7f36fc8d91e7ed79e83b91c32d3df0b77a90037718819ae",
     licence="Apache-2.0",
 )
 
