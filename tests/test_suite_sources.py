@@ -224,7 +224,7 @@ def test_a_local_file_goes_before_the_hub_and_an_explicit_folder_excludes_it(
     hub("main/test.jsonl", *SUMS)
     (tmp_path / "empty").mkdir()
     said = complaint(load_suite, "toy", data_dir=tmp_path / "empty")
-    assert "needs the file toy.jsonl, which is not in" in said and "https://example.org/toy" in said and not hub.asked
+    assert "needs the file toy.jsonl or toy/main/test.jsonl as on the Hub, which is not in" in said and not hub.asked
     write(tmp_path / "mine" / "toy.jsonl", {"prompt": "A?"}, {"prompt": "B?"})
     monkeypatch.setenv("DRAFTERZOO_DATA", str(tmp_path / "mine"))
     assert [p.turns[0] for p in load_suite("toy")] == ["A?", "B?"] and not hub.asked
@@ -349,7 +349,7 @@ def test_list_and_show_tell_what_a_suite_is_and_whether_it_is_here(
     assert shown["at_hand"] == "data/gsm8k.jsonl"
     assert main(["show", "mbpp"]) == 0
     text = capsys.readouterr().out
-    assert "at hand     no" in text and "CC-BY-4.0" in text and "google-research-datasets/mbpp" in text
+    assert "at hand       no" in text and "CC-BY-4.0" in text and "google-research-datasets/mbpp" in text
     assert main(["show", "gsm8k", "--data-dir", "nowhere"]) == 2
     assert "nowhere does not exist" in capsys.readouterr().err
 

@@ -14,6 +14,7 @@ from drafterzoo.errors import DataError, DrafterzooError, UsageError
 from drafterzoo.evaluation import suite_hub
 from drafterzoo.evaluation.suite_declarations import HubFiles
 from drafterzoo.evaluation.suites import Prompt, load_suite
+from drafterzoo.registry import SUITES
 
 DATA = Path(os.environ.get("DRAFTERZOO_DATA") or Path(__file__).parents[2] / "shared" / "data")
 KINDS = {"chat", "maths", "code", "translation", "summarising", "extraction", "rewriting"}
@@ -56,7 +57,7 @@ def test_the_starter_suite_has_forty_varied_prompts() -> None:
     assert max(lengths) <= 520, "a small model must be able to read them"
     assert sum(length < 60 for length in lengths) >= 12
     assert any(len(prompt.turns) == 2 for prompt in suite)
-    assert suite.source == "built-in starter" and suite.name == "starter"
+    assert suite.source == "built-in starter" and suite.name == "starter" and suite.checked == "sha256 as recorded"
 
 
 def runs(text: str, width: int = 8) -> set[tuple[str, ...]]:
@@ -77,6 +78,14 @@ def test_the_starter_suite_shares_no_run_of_eight_words_with_the_data_folder() -
     ours = {run: prompt.id for prompt in load_suite("starter") for turn in prompt.turns for run in runs(turn)}
     shared = {(ours[run], " ".join(run)) for text in texts_of(DATA) for run in runs(text) if run in ours}
     assert not shared
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "humaneval", "mbpp-sanitized", "mt-bench"])
+def test_the_files_of_the_data_folder_are_the_suites_declared(name: str) -> None:
+    if not any((DATA / path).is_file() for path in SUITES.get(name).names):
+        pytest.skip("no data folder here")
+    suite = load_suite(name, data_dir=DATA)
+    assert len(suite) == SUITES.get(name).count and suite.checked == "sha256 as recorded"
 
 
 def test_both_spellings_and_optional_keys_are_read(tmp_path: Path) -> None:

@@ -18,9 +18,11 @@ from drafterzoo.registry import SUITES
 
 
 def show(name: str, /, *, data_dir: Path | None = None, json: Json = False) -> None:
-    """Show a checkpoint (its config, its card, its sizes) or a suite (what it is, and whether its data is at hand).
+    """Show a checkpoint or a suite.
 
-    Examples: `drafterzoo show eagle3.1-smollm2-135m`, `drafterzoo show gsm8k`
+    Example: `drafterzoo show eagle3.1-smollm2-135m`, or `drafterzoo show gsm8k`
+
+    Of a checkpoint: its config, its card and its sizes. Of a suite: what it is, and whether its data is at hand.
 
     Parameters
     ----------

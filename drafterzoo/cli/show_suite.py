@@ -24,9 +24,9 @@ def show_suite(name: str, data_dir: Path | None, json: bool) -> None:
     console.print(Text(name, style="bold"))
     for key, value in facts.items():
         if key != "name" and value not in (None, "", [], {}):
-            console.print(Text(f"  {key.replace('_', ' '):<12}{_words(value)}"), soft_wrap=True)
+            console.print(Text(f"  {key.replace('_', ' '):<14}{_words(value)}"), soft_wrap=True)
     if facts["at_hand"] is None:
-        console.print(Text(f"  {'at hand':<12}no"))
+        console.print(Text(f"  {'at hand':<14}no"))
 
 
 def suite_facts(name: str, data_dir: Path | None = None) -> dict[str, Any]:

@@ -173,9 +173,10 @@ def _from_hub(name: str, suite: SuiteFile, folders: Sequence[Path], data_dir: st
     absolute = suite.path.is_absolute()
     looked = str(suite.path.parent) if absolute else " and ".join(str(folder / suite.path.parent) for folder in folders)
     note = f" ({suite.note})" if suite.note else ""
-    get = f"get it from {suite.source} and " if suite.source else ""
+    published = f" or {name}/{suite.hub.files[0]} as on the Hub" if suite.hub else ""
+    get = f"get it from {suite.source} and " if suite.source and not suite.hub else ""
     raise UsageError(
-        f"suite {name!r} needs the file {suite.path.name}, which is not in {looked}{why}{note}; "
+        f"suite {name!r} needs the file {suite.path.name}{published}, which is not in {looked}{why}{note}; "
         f"{get}name its folder with --data-dir (data_dir=) or ${DATA_VARIABLE}."
     )
 
