@@ -58,7 +58,9 @@ class Recorded:
         columns, pads = torch.arange(width, device=self.texts.device), width - self.prompts[:, None]
         positions, valid = (columns - pads).clamp(min=0), columns >= pads
         tokens = torch.where(valid, self.next(positions), 0)
-        return Reading(None, self._rows(positions), None, tokens, positions, valid), self.next(self.prompts[:, None])[:, 0]
+        return Reading(None, self._rows(positions), None, tokens, positions, valid), self.next(self.prompts[:, None])[
+            :, 0
+        ]
 
     def read(self, tree: DraftTree, tokens: Tensor, sampler: Sampler, depth: int) -> Reading:
         """No call: a tree's rejected nodes have no features here."""

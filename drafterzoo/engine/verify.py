@@ -28,9 +28,7 @@ def verify(logits: Tensor, tree: DraftTree, sampler: Sampler, depth: int) -> Ver
 def match(logits: Tensor, tree: DraftTree, sampler: Sampler, depth: int) -> Verdict:
     """Walk while the target's own choice at a node is one of the node's children."""
     requests = torch.arange(len(logits), device=logits.device)
-    return follow(
-        tree, depth, lambda node, level: sampler.choose(logits[requests, node], sampler.roots + level + 1)
-    )
+    return follow(tree, depth, lambda node, level: sampler.choose(logits[requests, node], sampler.roots + level + 1))
 
 
 def follow(tree: DraftTree, depth: int, choice: Callable[[Tensor, int], Tensor]) -> Verdict:
