@@ -36,7 +36,7 @@ def evaluate(
 ) -> None:
     """Count drafters' rounds on rollouts, without decoding.
 
-    Example: `drafterzoo evaluate -d eagle3.1 -d lookup --rollouts rollouts.jsonl --split val --budget chain:4 --budget 8`
+    Example: `drafterzoo evaluate -d eagle3.1 -d lookup --rollouts rollouts.jsonl --budget chain:4 --budget 8`
 
     The target reads each rollout once; every drafter and budget is then counted on it. Results go to a directory as
     they come, and the same command goes on where it was stopped.

@@ -1,7 +1,7 @@
 """Rounds replayed on a text that the target has already given: drafted as in the engine, judged by the text alone.
 
-Knows the loop and recorded texts; nothing of files, or of any drafter. Under `match` the target's own token at a node of
-the followed path is the text's next token, so no target call is needed: a round commits the longest path of the tree
+Knows the loop and recorded texts; nothing of files, or of any drafter. Under `match` the target's own token at a node
+of the followed path is the text's next token, so no target call is needed: a round commits the longest path of the tree
 that the text follows, and one token more (methods.md 2.9, trees). Drafters read the features of one teacher-forced
 forward, which equal those of decoding up to rounding.
 """
@@ -68,7 +68,7 @@ class Recorded:
         return Reading(None, self.features[:, :0], None, tokens, positions, torch.ones_like(tokens, dtype=torch.bool))
 
     def judge(self, reading: Reading, tree: DraftTree, sampler: Sampler, depth: int) -> Verdict:
-        """The longest path that the text follows. Where the text ends the path does, and the next token is given as 0."""
+        """The longest path that the text follows. Where the text ends so does the path, and the next token is 0."""
         verdict = follow(tree, depth, lambda node, level: self.next(sampler.roots[:, None] + level + 1)[:, 0])
         return attrs.evolve(verdict, next_token=verdict.next_token.clamp(min=0))
 

@@ -1,4 +1,4 @@
-"""What a round asks of the target: the prompts read, a tree read and judged, a path kept. `Live` asks the target itself.
+"""What a round asks of the target: prompts read, a tree read and judged, a path kept. `Live` asks the target itself.
 
 Knows the target, its cache and verification; nothing of drafters, budgets, counters or of the order of a round. The
 other source is a text that the target has already given (engine/replay.py).

@@ -32,7 +32,7 @@ def match(logits: Tensor, tree: DraftTree, sampler: Sampler, depth: int) -> Verd
 
 
 def follow(tree: DraftTree, depth: int, choice: Callable[[Tensor, int], Tensor]) -> Verdict:
-    """Walk while `choice` is a child: it gives the token [n] that follows the nodes [n] reached at a level (0: root)."""
+    """Walk while `choice` is a child: the token [n] that follows the nodes [n] reached at a level (0: the root)."""
     n, device = len(tree.tokens), tree.tokens.device
     node = accepted = torch.zeros(n, dtype=torch.int64, device=device)
     walking = torch.ones(n, dtype=torch.bool, device=device)

@@ -132,7 +132,7 @@ def make_rollouts(
                 for i, answer in zip(batch, answers, strict=True)
             ]
             _append(path, rows)
-            new_tokens += sum(len(row["response_ids"]) for row in rows)
+            new_tokens += sum(min(len(answer), max_new_tokens) for answer in answers)
             bar(len(batch))
             bar.remark(f"{new_tokens:,} tokens, {new_tokens / (time.perf_counter() - started):,.0f} tokens/s")
     return {"rows": len(done) + len(left), "new_rows": len(left), "new_tokens": new_tokens}

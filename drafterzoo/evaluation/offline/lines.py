@@ -97,7 +97,7 @@ class LinesFile:
             self._lock.acquire(timeout=0)
         except Timeout as error:
             raise UsageError(
-                f"{self.directory}: another evaluation is writing there; wait for it, or name another folder with --out."
+                f"{self.directory}: another evaluation is writing there; wait for it, or name another with --out."
             ) from error
         except OSError as error:
             raise self._unwritable(error) from error

@@ -1,4 +1,4 @@
-"""Expected rounds of chain drafters on given texts: the exact dynamic programme of EDR (arXiv 2610.10411, sections 2-3).
+"""Expected rounds of chain drafters on given texts: the exact dynamic programme of EDR (arXiv 2610.10411).
 
 Knows probabilities of acceptance and costs; nothing of drafters, targets, tokens or files. In float64, for N texts at
 once. Words of methods.md 2.2: state (n, t) is the round that began after n tokens and is now verifying position t. Here

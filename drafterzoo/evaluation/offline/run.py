@@ -165,8 +165,8 @@ def _budgets(given: Any, drafters: Sequence[Drafter], rule: Rule) -> list[Budget
     for budget in found:
         if rule == "rejection" and budget != Budget.chain(budget.nodes):
             raise UsageError(
-                f"evaluate: rule 'rejection' counts the rounds of chains, and {budget} is a tree; give budget='chain:4', "
-                f"or rule='match'."
+                f"evaluate: rule 'rejection' counts the rounds of chains, and {budget} is a tree; give "
+                f"budget='chain:4', or rule='match'."
             )
     return list(dict.fromkeys(found))
 
@@ -278,8 +278,8 @@ class Evaluation:
         share = agreement(self.target, lesson, attrs.evolve(sampling, verification="match"), keys)
         if share < AGREEING:
             raise DataError(
-                f"{self.chosen.rollouts.path}: {self.target.name} itself says only {share:.0%} of the tokens looked at; "
-                f"were these rollouts made by another target, or drawn otherwise than they say?"
+                f"{self.chosen.rollouts.path}: {self.target.name} itself says only {share:.0%} of the tokens looked "
+                f"at; were these rollouts made by another target, or drawn otherwise than they say?"
             )
 
     def lines(self, name: str, budget: Budget, batch: Sequence[int], lesson: Lesson) -> list[Line]:

@@ -25,10 +25,10 @@ Rule = Literal["match", "rejection"]
 class Convention:
     """How rounds and tokens of an answer are counted (methods.md 2.8). The defaults are this engine's.
 
-    start: "prefill" has the first token from the prompt's forward, so it is in no round and in no count; "prompt" begins
-    the first round at the last token of the prompt, which saves nothing. boundary: what ends an answer that a length
-    limit cut: its "last" token, or one token "ahead" of it, which is then counted with it. A stop token is always the
-    boundary. Raises UsageError for other words.
+    start: "prefill" has the first token from the prompt's forward, so it is in no round and in no count; "prompt"
+    begins the first round at the last token of the prompt. boundary: what ends an answer that a length limit cut: its
+    "last" token, or one token "ahead" of it, which is then counted with it. A stop token is always the boundary.
+    Raises UsageError for other words.
     """
 
     start: Literal["prefill", "prompt"] = "prefill"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from drafterzoo.evaluation.offline.lines import Line
@@ -63,7 +64,7 @@ def _row(lines: Sequence[Line]) -> dict[str, Any]:
         "mal": _ratio(tokens, rounds),
         "mal_smoothed": None if smoothed is None else _ratio(tokens, smoothed),
         "rounds_of_at_least": at_least,
-        "acceptance": [_ratio(more, some) for some, more in zip(at_least, at_least[1:], strict=False)],
+        "acceptance": [_ratio(more, some) for some, more in pairwise(at_least)],
         "nodes_per_round": _per_round(lines, "nodes"),
         "forwards_per_round": _per_round(lines, "forwards"),
         "rows_per_round": _per_round(lines, "rows"),
@@ -105,7 +106,7 @@ def _comparisons(cells: Mapping[tuple[str, str], Sequence[Line]], drafters: Sequ
 
 
 def mal_ratio(better: Sequence[Line], base: Sequence[Line]) -> dict[str, Any]:
-    """MAL of `better` over MAL of `base` on shared rollouts: sum of base's rounds over sum of better's (methods.md 2.8).
+    """MAL of `better` over MAL of `base` on shared rollouts: base's rounds over better's (methods.md 2.8).
 
     Clusters are prompts. `se` and the delta interval linearise over them; low and high are by bootstrap.
     """

@@ -1,8 +1,8 @@
-"""Acceptance and cost at single positions, from the target's p and what the drafter proposes (methods.md 2.2, 2.3, 2.9).
+"""Acceptance and cost at single positions, from the target's p and the drafter's proposal (methods.md 2.2, 2.3, 2.9).
 
 Knows probabilities and token ids; nothing of rounds, drafters or texts. Every function takes R positions and returns
-float64 (A [R], c [R]): A, the chance that the draft was accepted given that the text's token was committed; c, the chance
-that the target's token is not the draft, given that it is no stop token (0 where it must be one).
+float64 (A [R], c [R]): A, the chance that the draft was accepted given that the text's token was committed; c, the
+chance that the target's token is not the draft, given that it is no stop token (0 where it must be one).
 """
 
 from __future__ import annotations
