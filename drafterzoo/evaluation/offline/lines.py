@@ -89,7 +89,8 @@ class LinesFile:
 
         Raises UsageError when it holds something else, is in use or cannot be written; DataError for a broken line.
         """
-        self.directory, self.conditions = Path(directory), dict(conditions)
+        self.directory = Path(directory)
+        self.conditions: dict[str, Any] = json.loads(json.dumps(conditions))  # as a later call will read them
         self.done: list[Line] = []
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
