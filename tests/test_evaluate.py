@@ -1,4 +1,4 @@
-"""The offline evaluator on tiny targets: replayed rounds are the engine's, expected ones its mean, a kill loses nothing.
+"""The offline evaluator on tiny targets: replayed rounds are the engine's, expected ones its mean.
 
 Parametrised over the registry, so that a new drafter is replayed the moment it is registered.
 """
