@@ -29,6 +29,7 @@ from drafterzoo.engine.sampling import Sampling
 from drafterzoo.errors import CheckpointError, DataError, UsageError
 from drafterzoo.evaluation.offline import run as evaluation
 from drafterzoo.evaluation.offline.expected import expected_rounds
+from drafterzoo.evaluation.offline.lines import LinesFile
 from drafterzoo.evaluation.offline.proposals import stepwise, unrolled
 from drafterzoo.evaluation.offline.rounds import realised_rounds
 from drafterzoo.evaluation.offline.teacher import agreement, teach
@@ -390,7 +391,7 @@ def test_what_cannot_be_evaluated_is_one_sentence(target: Target, pair: list[Dra
     short = write_rollouts(tmp_path / "short.jsonl", target, prompt_ids=[3])
     other = tiny_target(seed=9, dtype=torch.float64)
     wrong: list[tuple[type[Exception], dict[str, Any], str]] = [
-        (DataError, {"rollouts": tmp_path / "none.jsonl"}, "none.jsonl: cannot be read"),
+        (DataError, {"rollouts": tmp_path / "none.jsonl"}, "none.jsonl: no such file"),
         (DataError, {"rollouts": empty}, "empty.jsonl: holds no rollouts"),
         (DataError, {"split": "test"}, r"no row has split 'test'; there is 'train' 2, 'val' 6"),
         (DataError, {"temperature": 0.5}, r"no row has temperature 0.5; there is 0.0 8"),
@@ -431,6 +432,18 @@ def test_rollouts_of_another_target_are_found_out(temperature: float, target: Ta
     assert not (tmp_path / "out").exists()
     lesson = teach(target, [Recording(PROMPTS[0], [4])], ())
     assert agreement(target, lesson, Sampling(), [0]) == 1.0, "an answer of one token says nothing"
+
+
+def test_a_folder_is_written_by_one_evaluation_at_a_time(tmp_path: Path) -> None:
+    with LinesFile(tmp_path / "out", {"kind": "evaluate"}):
+        with pytest.raises(UsageError, match="another evaluation is writing there"):
+            LinesFile(tmp_path / "out", {"kind": "evaluate"})
+        (tmp_path / "bench").mkdir()
+        (tmp_path / "bench" / "rounds.jsonl").write_text("")
+        with pytest.raises(UsageError, match="results of something else"):
+            LinesFile(tmp_path / "bench", {"kind": "evaluate"})
+        assert [path.name for path in (tmp_path / "bench").iterdir()] == ["rounds.jsonl"]
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_broken_line_is_named(target: Target, pair: list[Drafter], tmp_path: Path) -> None:
@@ -477,11 +490,11 @@ def test_the_verb_prints_tables_or_json(
 
 def test_remarks_on_what_the_file_does_not_show() -> None:
     summary = {
-        "conditions": {"rollouts": {"seen_in_training": 0, "rows": 5}},
+        "conditions": {"rollouts": {"seen_in_training": 0, "rows": 5, "prompts": 4}, "drafters": {"a": {}, "b": {}}},
         "rows": [{"open_rounds": 0, "doubtful_tokens": 2}, {"open_rounds": 3, "doubtful_tokens": 0}],
     }
-    one, other = remarks(summary)
-    assert "up to 3 answers" in one and "2 tokens have no chance" in other
+    one, other, few = remarks(summary)
+    assert "up to 3 answers" in one and "2 tokens have no chance" in other and "of 4 prompts" in few
 
 
 def test_rollouts_record_their_noise_and_what_follows(target: Target, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from drafterzoo.cli.bench import FEW_PROMPTS
 from drafterzoo.cli.console import Json, err, out, print_json, use_threads
 
 
@@ -130,4 +131,7 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
             f"rollouts: {doubtful} tokens have no chance at this temperature, top-p and top-k; were the answers drawn "
             f"otherwise?"
         )
+    prompts = rollouts["prompts"]
+    if len(summary["conditions"]["drafters"]) > 1 and prompts < FEW_PROMPTS:
+        lines.append(f"intervals: of {prompts} prompts they say little; evaluate at least {FEW_PROMPTS}")
     return lines

@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 from drafterzoo.errors import DataError, UsageError
 from drafterzoo.evaluation.results import CONDITIONS, FORMAT_VERSION, ROUNDS, SUMMARY, write_json
 
-LINES = "rollouts.jsonl"
+LINES, LOCK = "rollouts.jsonl", ".lock"
 OF_NO_ACCOUNT = ("machine", "date")  # of the conditions: nothing here is timed
 
 
@@ -92,23 +92,6 @@ class LinesFile:
         self.directory = Path(directory)
         self.conditions: dict[str, Any] = json.loads(json.dumps(conditions))  # as a later call will read them
         self.done: list[Line] = []
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self._lock = FileLock(self.directory / ".lock")
-            self._lock.acquire(timeout=0)
-        except Timeout as error:
-            raise UsageError(
-                f"{self.directory}: another evaluation is writing there; wait for it, or name another with --out."
-            ) from error
-        except OSError as error:
-            raise self._unwritable(error) from error
-        try:
-            self._enter()
-        except BaseException:
-            self._lock.release()
-            raise
-
-    def _enter(self) -> None:
         place, key = self.directory / CONDITIONS, key_of(self.conditions)
         before = _recorded(place)
         if (self.directory / ROUNDS).exists() or (place.exists() and before.pop("key", None) != key):
@@ -117,6 +100,16 @@ class LinesFile:
                 f"one away."
             )
         try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._lock = FileLock(self.directory / LOCK)
+            self._lock.acquire(timeout=0)
+        except Timeout as error:
+            raise UsageError(
+                f"{self.directory}: another evaluation is writing there; wait for it, or name another with --out."
+            ) from error
+        except OSError as error:
+            raise self._unwritable(error) from error
+        try:
             if before:
                 self.conditions = before
             else:
@@ -124,7 +117,11 @@ class LinesFile:
             self.done = _read(self.directory / LINES)
             self._file: IO[str] = open(self.directory / LINES, "a", encoding="utf-8")  # noqa: SIM115  see __exit__
         except OSError as error:
+            self._lock.release()
             raise self._unwritable(error) from error
+        except DataError:
+            self._lock.release()
+            raise
 
     def append(self, lines: Sequence[Line]) -> None:
         """Add some lines and hand them to the operating system. Raises UsageError when that fails (a full disk)."""
@@ -149,14 +146,13 @@ class LinesFile:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Leave what there is; before the first line there is nothing, and the folder goes."""
         self._file.close()
-        if not self.done:
-            (self.directory / LINES).unlink()
-            (self.directory / CONDITIONS).unlink()
         self._lock.release()
-        with suppress(OSError):
-            (self.directory / ".lock").unlink(missing_ok=True)
-            if not self.done:
+        if not self.done:
+            for name in (LINES, CONDITIONS, LOCK):
+                (self.directory / name).unlink(missing_ok=True)
+            with suppress(OSError):  # something else lies in it
                 self.directory.rmdir()
 
     def _unwritable(self, error: OSError) -> UsageError:

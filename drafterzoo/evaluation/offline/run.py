@@ -29,7 +29,7 @@ from drafterzoo.evaluation.offline.summary import grids, summarise
 from drafterzoo.evaluation.offline.teacher import Lesson, agreement, teach
 from drafterzoo.progress import progress
 from drafterzoo.target.target import Target
-from drafterzoo.training.rollouts import read_rollouts
+from drafterzoo.training.rollouts import expand_path, read_rollouts
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -98,9 +98,12 @@ def evaluate(
         raise UsageError(f"evaluate: rule is {rule!r}, expected 'match' or 'rejection'.")
     if batch_size < 1:
         raise UsageError(f"evaluate: batch_size is {batch_size}, expected at least 1.")
+    file = expand_path(str(rollouts))
+    if not file.is_file():  # said before anything is loaded
+        raise DataError(f"{file}: no such file; make one with `drafterzoo rollout starter {file.name}`.")
     loaded, bound = _bind(names, target)
     chosen = select(
-        read_rollouts(Path(rollouts), bound.vocab_size),
+        read_rollouts(file, bound.vocab_size),
         split=split,
         limit=limit,
         temperature=temperature,
@@ -114,8 +117,8 @@ def evaluate(
     run.check()
     conditions = run.conditions(split, limit)
     directory = Path(out) if out is not None else default_directory(chosen.rollouts.path, conditions)
-    with LinesFile(directory, conditions) as file:
-        summary = run.measure(file, show_progress)
+    with LinesFile(directory, conditions) as lines:
+        summary = run.measure(lines, show_progress)
     return EvaluateResult(summary, directory)
 
 
