@@ -16,6 +16,7 @@ _PUBLIC = {
     "Generation": "drafterzoo.generation",
     "Target": "drafterzoo.target.target",
     "bench": "drafterzoo.evaluation.runner",
+    "evaluate": "drafterzoo.evaluation.offline.run",
     "generate": "drafterzoo.generation",
     "list_checkpoints": "drafterzoo.catalogue",
     "list_drafters": "drafterzoo.registry",
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from drafterzoo.catalogue import list_checkpoints as list_checkpoints
     from drafterzoo.catalogue import load as load
     from drafterzoo.drafters.base import Drafter as Drafter
+    from drafterzoo.evaluation.offline.run import evaluate as evaluate
     from drafterzoo.evaluation.runner import bench as bench
     from drafterzoo.generation import Generation as Generation
     from drafterzoo.generation import generate as generate

@@ -221,8 +221,8 @@ def test_leftovers_and_padding_do_not_reach_the_draft(drafter: Drafter) -> None:
 
 def poison(batch: Batch) -> None:
     with torch.inference_mode():
-        for row, length in enumerate(batch.cache.lengths.tolist()):
-            for pool in batch.cache._pools.values():
+        for row, length in enumerate(batch.source.cache.lengths.tolist()):
+            for pool in batch.source.cache._pools.values():
                 pool[:, row, :, length:] = 1e3
     if batch.pending is not None:
         padding = ~batch.pending.valid

@@ -26,6 +26,7 @@ def rollout(
     seed: int = 0,
     batch_size: int = 32,
     held_out: float | None = None,
+    look_ahead: int = 0,
     limit: int | None = None,
     target: Annotated[str | None, Parameter(alias="-t")] = None,
     threads: int | None = None,
@@ -60,6 +61,9 @@ def rollout(
     held_out
         Share of the prompts marked `val`, which training never sees. Default: 0.05, and all of a suite's: what is
         measured with must not be trained on.
+    look_ahead
+        Keep so many tokens more of answers that the length limit cuts, apart from the answer: `drafterzoo evaluate`
+        then knows how far a drafter's last round went. The greatest depth of a budget is enough, such as 8.
     limit
         Answer only the first so many prompts.
     target
@@ -93,6 +97,7 @@ def rollout(
         seed=seed,
         batch_size=batch_size,
         held_out=0.05 if held_out is None else held_out,
+        look_ahead=look_ahead,
     )
     if json:
         print_json(made)

@@ -75,7 +75,8 @@ class Committed:
     longest     int            host-known upper bound of positions + 1: how much of a context buffer need be looked at
                                (that of finished requests included)
     tree, verdict, tree_features [n, 1+B, T*H]: the round these rows come from, None after prefill. For wrappers that
-                               keep more than the accepted path.
+                               keep more than the accepted path. In a replay (engine/replay.py) the target has not read
+                               the tree, and tree_features is None.
     """
 
     tokens: Tensor

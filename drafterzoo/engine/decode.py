@@ -18,8 +18,8 @@ from torch import Tensor
 from drafterzoo.budget import Budget
 from drafterzoo.engine.contract import Committed, DraftTree, Proposer, Verdict
 from drafterzoo.engine.sampling import Coupling, Sampler, Sampling, Selector
-from drafterzoo.engine.tree import ancestors, bare_tree, grow, narrowed
-from drafterzoo.engine.verify import verify
+from drafterzoo.engine.source import Live, Source
+from drafterzoo.engine.tree import bare_tree, grow, narrowed
 from drafterzoo.errors import UsageError
 from drafterzoo.target.target import Reading, Target
 
@@ -165,7 +165,8 @@ class Stopwatch:
 class Batch:
     """Requests in flight. Finished ones stay frozen until the batch is compacted.
 
-    Raises UsageError (see `check`), or when the memory cannot be had.
+    source: what judges the drafts; None asks the target. limits: new tokens of each request at most, by default
+    max_new_tokens. Raises UsageError (see `check`), or when the memory cannot be had.
     """
 
     def __init__(
@@ -175,8 +176,12 @@ class Batch:
         prompts: Sequence[Sequence[int]],
         settings: Settings,
         keys: Sequence[int],
+        source: Source | None = None,
+        limits: Sequence[int] | None = None,
     ) -> None:
-        check(target, prompts, settings.max_new_tokens)
+        self.limits = [settings.max_new_tokens] * len(prompts) if limits is None else list(limits)
+        if source is None:
+            check(target, prompts, settings.max_new_tokens)
         budget = settings.budget
         if drafter is not None and budget is None:
             raise UsageError("decode: a drafter needs a budget; for example Budget.tree(24) or Budget.chain(4).")
@@ -186,9 +191,8 @@ class Batch:
         self.taps = tuple(drafter.taps) if drafter is not None else ()
         self.device = target.device
         self.static = self.device.type != "cpu"  # there, widths that follow the data would cost a synchronisation
-        self.prompts = [list(prompt) for prompt in prompts]
-        n, capacity = len(prompts), max(len(prompt) for prompt in prompts) + settings.max_new_tokens
-        self.cache = target.open_cache(n, capacity, 1 + self.nodes)
+        n, capacity = len(prompts), max(map(len, prompts)) + max(self.limits)
+        self.source = source or Live(target, [list(prompt) for prompt in prompts], capacity, self.nodes, self.taps)
         key_tensor = torch.tensor(list(keys), dtype=torch.int64, device=self.device)
         self.sampler = Sampler(settings.sampling, key_tensor, target.vocab_size, self.depth + 1)
         self.watch = Stopwatch(self.device)
@@ -216,12 +220,9 @@ class Batch:
     def prefill(self) -> list[Emission]:
         """Read the prompts; the target gives the first token of every answer."""
         self.watch.start()
-        reading = self.target.prefill(self.cache, self.prompts, self.taps)
-        assert reading.logits is not None
         self.roots = torch.tensor(self.lengths, dtype=torch.int64, device=self.device)
         self.sampler.begin(self.roots - 1)
-        last = bare_tree(len(self.prompts), self.device)
-        self.tokens = verify(reading.logits[:, -1:], last, self.sampler, 0).next_token
+        reading, self.tokens = self.source.prefill(self.sampler)
         if self.drafter is not None:
             self.drafter.observe(self.state, self._read_prompts(reading, self.tokens))
             self.state.counters.take()
@@ -232,8 +233,8 @@ class Batch:
         return emissions
 
     def _read_prompts(self, reading: Reading, roots: Tensor) -> Committed:
-        tokens, n = reading.tokens, len(self.prompts)
-        width = tokens.shape[1]
+        tokens = reading.tokens
+        n, width = tokens.shape
         return Committed(
             tokens=tokens,
             next_tokens=torch.cat((tokens[:, 1:], roots[:, None]), dim=1),
@@ -257,8 +258,7 @@ class Batch:
         watch.mark()
         tokens, reading = self._read_tree(tree)
         watch.mark()
-        assert reading.logits is not None
-        verdict = verify(reading.logits, tree, self.sampler, self.depth)
+        verdict = self.source.judge(reading, tree, self.sampler, self.depth)
         self._commit(tree, tokens, reading, verdict)
         counts = self.state.counters.take() if self.drafter is not None else (0, 0)
         facts = self._facts(tree, tokens, verdict)  # the one synchronisation of the round
@@ -302,16 +302,12 @@ class Batch:
     def _read_tree(self, tree: DraftTree) -> tuple[Tensor, Reading]:
         """The one target call of the round, over the root and all nodes."""
         tokens = torch.cat((self.tokens[:, None], tree.tokens), dim=1)
-        positions = self.roots[:, None] + torch.cat((torch.zeros_like(self.tokens)[:, None], tree.depths), dim=1)
-        # A node past the model's last position may be drafted; max_new_tokens sees to it that none is ever kept.
-        positions = positions.clamp(max=self.target.max_positions - 1)
-        visible = ancestors(tree, self.depth)
-        return tokens, self.target.verify(self.cache, tokens, positions, visible, self.taps)
+        return tokens, self.source.read(tree, tokens, self.sampler, self.depth)
 
     def _commit(self, tree: DraftTree, tokens: Tensor, reading: Reading, verdict: Verdict) -> None:
         """Keep the path's K/V and move the roots on; a frozen request stays where it is."""
         accepted = torch.where(self.moving, verdict.accepted, -1)
-        self.target.commit(self.cache, verdict.path, accepted)
+        self.source.commit(verdict.path, accepted)
         if self.drafter is not None:
             self.pending = self._read_path(tree, tokens, reading, verdict, accepted)
         self.tokens = torch.where(self.moving, verdict.next_token, self.tokens)
@@ -332,13 +328,13 @@ class Batch:
             next_tokens=torch.where(steps == verdict.accepted[:, None], verdict.next_token[:, None], ahead),
             # A frozen request stands where it stood: no valid row, and `last` at its newest one.
             positions=(self.roots + accepted.clamp(max=0))[:, None] + steps,
-            features=reading.features.gather(1, path[..., None].expand(-1, -1, reading.features.shape[-1])),
+            features=self.source.along(reading, path, self.roots),
             valid=steps <= accepted[:, None],
             last=accepted.clamp(min=0),
             longest=0,
             tree=tree,
             verdict=verdict,
-            tree_features=reading.features,
+            tree_features=reading.features if reading.logits is not None else None,
         )
 
     def _facts(self, tree: DraftTree, tokens: Tensor, verdict: Verdict) -> list[list[int]]:
@@ -368,13 +364,13 @@ class Batch:
         return min(accepted, len(committed)), committed
 
     def _emit(self, row: int, committed: list[int], made: Round | None, seconds: float) -> Emission:
-        """Hand over a row's new tokens, cut at max_new_tokens, and note whether that was its end."""
-        tokens = committed[: self.settings.max_new_tokens - self.generated[row]]
+        """Hand over a row's new tokens, cut at its limit, and note whether that was its end."""
+        tokens = committed[: self.limits[row] - self.generated[row]]
         self.generated[row] += len(tokens)
         finished = None
         if tokens[-1] in self.settings.stops:
             finished = "stop"
-        elif self.generated[row] >= self.settings.max_new_tokens:
+        elif self.generated[row] >= self.limits[row]:
             finished = "length"
         self.living[row] = finished is None
         made = made and attrs.evolve(made, emitted=len(tokens))
@@ -391,7 +387,7 @@ class Batch:
 
     def _compact(self, rows: list[int]) -> None:
         kept = torch.tensor(rows, dtype=torch.int64, device=self.device)
-        self.cache.keep(kept)
+        self.source.keep(kept)
         self.sampler.keep(kept)
         self.tokens, self.roots = self.tokens[kept], self.roots[kept]
         if self.drafter is not None:
@@ -402,6 +398,7 @@ class Batch:
         self.living = [self.living[row] for row in rows]
         self.generated = [self.generated[row] for row in rows]
         self.lengths = [self.lengths[row] for row in rows]
+        self.limits = [self.limits[row] for row in rows]
 
 
 def _kept(value: Any, rows: Tensor) -> Any:

@@ -8,6 +8,8 @@ request, so their cost does not grow with the tree.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import attrs
 import torch
 from torch import Tensor
@@ -25,17 +27,23 @@ def verify(logits: Tensor, tree: DraftTree, sampler: Sampler, depth: int) -> Ver
 
 def match(logits: Tensor, tree: DraftTree, sampler: Sampler, depth: int) -> Verdict:
     """Walk while the target's own choice at a node is one of the node's children."""
-    n, requests = len(logits), torch.arange(len(logits), device=logits.device)
-    node = accepted = torch.zeros(n, dtype=torch.int64, device=logits.device)
-    walking = torch.ones(n, dtype=torch.bool, device=logits.device)
+    requests = torch.arange(len(logits), device=logits.device)
+    return follow(tree, depth, lambda node, level: sampler.choose(logits[requests, node], sampler.roots + level + 1))
+
+
+def follow(tree: DraftTree, depth: int, choice: Callable[[Tensor, int], Tensor]) -> Verdict:
+    """Walk while `choice` is a child: the token [n] that follows the nodes [n] reached at a level (0: the root)."""
+    n, device = len(tree.tokens), tree.tokens.device
+    node = accepted = torch.zeros(n, dtype=torch.int64, device=device)
+    walking = torch.ones(n, dtype=torch.bool, device=device)
     next_token = node
     path = [node]
     for level in range(depth + 1):
-        choice = sampler.choose(logits[requests, node], sampler.roots + level + 1)
-        next_token = torch.where(walking, choice, next_token)
+        token = choice(node, level)
+        next_token = torch.where(walking, token, next_token)
         if level == depth or not tree.width:
             break
-        child = (tree.tokens == choice[:, None]) & (tree.parents == node[:, None]) & tree.valid
+        child = (tree.tokens == token[:, None]) & (tree.parents == node[:, None]) & tree.valid
         walking = walking & child.any(dim=1)
         node = torch.where(walking, child.long().argmax(dim=1) + 1, node)
         accepted = accepted + walking

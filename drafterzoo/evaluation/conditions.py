@@ -98,7 +98,7 @@ def gather(
         "run": fixed,
         "machine": machine(target.device),
         "code": code(),
-        "drafters": {name: _drafter(drafter) for name, drafter in drafters.items()},
+        "drafters": {name: drafter_conditions(drafter) for name, drafter in drafters.items()},
         "budgets": list(budgets),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -217,7 +217,8 @@ def _template(target: Target) -> str | None:
     return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16] if template else None
 
 
-def _drafter(drafter: Drafter) -> dict[str, Any]:
+def drafter_conditions(drafter: Drafter) -> dict[str, Any]:
+    """What of a drafter can change a number: spec, config, dtype, weights, the target it was made for."""
     manifest = drafter.manifest()
     return {
         "spec": manifest["spec"],

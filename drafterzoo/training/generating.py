@@ -75,13 +75,18 @@ def make_rollouts(
     seed: int = 0,
     batch_size: int = 32,
     held_out: float = 0.05,
+    look_ahead: int = 0,
 ) -> dict[str, int]:
     """Answer (source, prompt) pairs and append the rollouts to `path`; prompts it already answers are skipped.
 
     temperatures: taken in turn, prompt by prompt. A prompt's temperature depends on its place, whether it is held out
-    on its place and the seed; nothing on where an earlier call stopped. Returns the counts of rows and new tokens.
+    on its place and the seed; nothing on where an earlier call stopped. look_ahead: so many tokens more of an answer
+    that max_new_tokens cuts are kept apart, as `ahead_ids`: how far a drafter's last round went shows in them alone.
+    Returns the counts of rows and new tokens.
     Raises DataError when `path` holds something else, CheckpointError when it cannot be written.
     """
+    if look_ahead < 0:
+        raise UsageError(f"rollout: look_ahead={look_ahead}, expected 0 or more tokens, such as 8.")
     if batch_size < 1 or not 0 <= held_out <= 1:
         raise UsageError(
             f"rollout: batch_size={batch_size}, held_out={held_out}, expected at least 1 prompt and a share from 0 to "
@@ -102,7 +107,7 @@ def make_rollouts(
                 "none",
                 [encoded[i] for i in batch],
                 target=target,
-                max_new_tokens=max_new_tokens,
+                max_new_tokens=max_new_tokens + look_ahead,
                 temperature=heat[batch[0]],
                 top_p=top_p,
                 top_k=top_k,
@@ -115,14 +120,19 @@ def make_rollouts(
                     "source": prompts[i][0],
                     "prompt": prompts[i][1],
                     "temperature": heat[i],
+                    "top_p": top_p,
+                    "top_k": top_k,
+                    "seed": seed,
+                    "request": i,
                     "prompt_ids": encoded[i],
-                    "response_ids": list(answer),
+                    "response_ids": answer[:max_new_tokens],
+                    **({"ahead_ids": answer[max_new_tokens:]} if len(answer) > max_new_tokens else {}),
                     "split": splits[i],
                 }
                 for i, answer in zip(batch, answers, strict=True)
             ]
             _append(path, rows)
-            new_tokens += sum(map(len, answers))
+            new_tokens += sum(min(len(answer), max_new_tokens) for answer in answers)
             bar(len(batch))
             bar.remark(f"{new_tokens:,} tokens, {new_tokens / (time.perf_counter() - started):,.0f} tokens/s")
     return {"rows": len(done) + len(left), "new_rows": len(left), "new_tokens": new_tokens}

@@ -1,7 +1,8 @@
 """Rollouts on disk: the target's own answers, one JSON object a line.
 
 Knows the file and its fields; nothing of drafters or training. Fields: `prompt_ids` and `response_ids` (token ids of
-the target, chat template applied), optionally `split` ("val" rows are held out), `source`, `prompt`, `temperature`.
+the target, chat template applied), optionally `split` ("val" rows are held out), `source`, `prompt`, how the answer was
+drawn (`temperature`, `top_p`, `top_k`, `seed`, `request`), and `ahead_ids`, what follows where a length limit cut it.
 """
 
 from __future__ import annotations
@@ -19,13 +20,22 @@ from drafterzoo.errors import DataError
 
 @attrs.frozen
 class Rollout:
-    """One answer of the target."""
+    """One answer of the target.
+
+    top_p, top_k, seed, request: None where the file does not say. seed and request name the noise it was drawn with
+    (the request is the key of `generate`). ahead_ids: the target's next tokens after an answer that the limit cut.
+    """
 
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
     split: str
     source: str
     temperature: float
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    request: int | None = None
+    ahead_ids: tuple[int, ...] = ()
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -90,23 +100,35 @@ def json_row(line: bytes, path: Path, number: int) -> dict[str, Any]:
 
 
 def _row(row: dict[str, Any], where: str, vocab_size: int) -> Rollout:
-    ids = {}
-    for key in ("prompt_ids", "response_ids"):
-        value = row.get(key)
-        if not isinstance(value, list) or not value or not all(type(i) is int for i in value):
-            raise DataError(f"{where}: {key!r} must be a non-empty list of token ids.")
-        if min(value) < 0 or max(value) >= vocab_size:
-            raise DataError(
-                f"{where}: {key!r} holds an id outside the target's vocabulary of {vocab_size}; "
-                f"was it made for another target?"
-            )
-        ids[key] = tuple(value)
-    temperature = row.get("temperature", 0.0)
-    if not isinstance(temperature, int | float):
-        raise DataError(f"{where}: 'temperature' is {temperature!r}, expected a number.")
     return Rollout(
-        **ids,
+        prompt_ids=_ids(row, "prompt_ids", where, vocab_size),
+        response_ids=_ids(row, "response_ids", where, vocab_size),
         split=str(row.get("split", "train")),
         source=str(row.get("source", "")),
-        temperature=float(temperature),
+        temperature=float(_number(row, "temperature", where, (int, float), 0.0)),
+        top_p=_number(row, "top_p", where, (int, float), None),
+        top_k=_number(row, "top_k", where, (int,), None),
+        seed=_number(row, "seed", where, (int,), None),
+        request=_number(row, "request", where, (int,), None),
+        ahead_ids=_ids(row, "ahead_ids", where, vocab_size) if row.get("ahead_ids") else (),
     )
+
+
+def _ids(row: dict[str, Any], key: str, where: str, vocab_size: int) -> tuple[int, ...]:
+    value = row.get(key)
+    if not isinstance(value, list) or not value or not all(type(i) is int for i in value):
+        raise DataError(f"{where}: {key!r} must be a non-empty list of token ids.")
+    if min(value) < 0 or max(value) >= vocab_size:
+        raise DataError(
+            f"{where}: {key!r} holds an id outside the target's vocabulary of {vocab_size}; "
+            f"was it made for another target?"
+        )
+    return tuple(value)
+
+
+def _number(row: dict[str, Any], key: str, where: str, kinds: tuple[type, ...], missing: Any) -> Any:
+    value = row.get(key, missing)
+    if value is not missing and (not isinstance(value, kinds) or isinstance(value, bool)):
+        kind = "a number" if float in kinds else "a whole number"
+        raise DataError(f"{where}: {key!r} is {value!r}, expected {kind}.")
+    return value

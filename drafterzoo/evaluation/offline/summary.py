@@ -1,0 +1,186 @@
+"""From lines to the summary of an evaluation, and from that to tables.
+
+Knows lines, the paired statistics and how a grid of text is drawn; nothing of models or files. A summary holds no
+times: the same rollouts give the same summary, in however many goes it was computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from drafterzoo.evaluation.offline.lines import Line
+from drafterzoo.evaluation.statistics import Z95, paired_ratio
+from drafterzoo.evaluation.tables import NOTHING, Grid, interval, number, short_budget
+
+MATCH_DEFINITION = (
+    "τ counts the bonus token: committed tokens per target call, accepted + 1, cut at EOS, the round that the length "
+    "limit cuts counted whole; MAL: the answers' tokens per target call"
+)
+REJECTION_DEFINITION = (
+    "MAL: the answers' tokens per expected target call, the bonus token counted, cut at EOS and at the length limit; τ "
+    "is the same here; MAL (c): by the second estimator, which agrees on average when temperature and filters are right"
+)
+
+
+def summarise(lines: Sequence[Line], conditions: Mapping[str, Any], *, rollouts: int) -> dict[str, Any]:
+    """The summary: one row per cell in the conditions' order, and each cell against the first drafter's.
+
+    rollouts: how many there are to evaluate; `complete` says whether every cell has them all.
+    """
+    cells: dict[tuple[str, str], list[Line]] = {
+        (drafter, budget): [] for budget in conditions["budgets"] for drafter in conditions["drafters"]
+    }
+    for line in sorted(lines, key=lambda line: line.rollout):
+        cells[line.drafter, line.budget].append(line)
+    rejects = conditions["sampling"]["rule"] == "rejection"
+    return {
+        "definition": REJECTION_DEFINITION if rejects else MATCH_DEFINITION,
+        "conditions": dict(conditions),
+        "complete": all(len(of) == rollouts for of in cells.values()),
+        "rollouts": rollouts,
+        "rows": [_row(of) for of in cells.values() if of],
+        "comparisons": _comparisons(cells, list(conditions["drafters"])),
+    }
+
+
+def _row(lines: Sequence[Line]) -> dict[str, Any]:
+    rounds, tokens = math.fsum(line.rounds for line in lines), sum(line.tokens for line in lines)
+    committed = sum(sum(line.committed) for line in lines) if lines[0].smoothed is None else tokens
+    smoothed = None if lines[0].smoothed is None else math.fsum(line.smoothed or 0.0 for line in lines)
+    at_least = [math.fsum(column) for column in zip(*(line.at_least for line in lines), strict=True)]
+    return {
+        "cell": lines[0].cell,
+        "drafter": lines[0].drafter,
+        "budget": lines[0].budget,
+        "rollouts": len(lines),
+        "prompts": len({line.prompt for line in lines}),
+        "tokens": tokens,
+        "rounds": rounds,
+        "rounds_smoothed": smoothed,
+        "tau": _ratio(committed, rounds),
+        "mal": _ratio(tokens, rounds),
+        "mal_smoothed": None if smoothed is None else _ratio(tokens, smoothed),
+        "rounds_of_at_least": at_least,
+        "acceptance": [_ratio(more, some) for some, more in pairwise(at_least)],
+        "nodes_per_round": _per_round(lines, "nodes"),
+        "forwards_per_round": _per_round(lines, "forwards"),
+        "rows_per_round": _per_round(lines, "rows"),
+        "open_rounds": sum(line.open for line in lines),
+        "doubtful_tokens": sum(line.doubtful for line in lines),
+        "categories": {name: _figures(part) for name, part in _by_category(lines).items()},
+    }
+
+
+def _figures(lines: Sequence[Line]) -> dict[str, Any]:
+    tokens = sum(line.tokens for line in lines)
+    return {"rollouts": len(lines), "mal": _ratio(tokens, math.fsum(line.rounds for line in lines))}
+
+
+def _by_category(lines: Sequence[Line]) -> dict[str, list[Line]]:
+    groups: dict[str, list[Line]] = {}
+    for line in lines:
+        groups.setdefault(line.category, []).append(line)
+    return groups
+
+
+def _per_round(lines: Sequence[Line], name: str) -> float | None:
+    """A raw counter per round; None under `rejection`, where no single rounds are seen."""
+    values = [value for line in lines for value in getattr(line, name)]
+    return _ratio(sum(values), len(values))
+
+
+def _ratio(numerator: float, denominator: float) -> float | None:
+    return numerator / denominator if denominator else None
+
+
+def _comparisons(cells: Mapping[tuple[str, str], Sequence[Line]], drafters: Sequence[str]) -> list[dict[str, Any]]:
+    """Every later drafter over the first at the same budget: the ratio of MAL on the rollouts that both have."""
+    return [
+        {"budget": budget, "drafter": drafter, "against": drafters[0], "mal_ratio": mal_ratio(lines, base)}
+        for (drafter, budget), lines in cells.items()
+        if drafter != drafters[0] and lines and (base := cells[drafters[0], budget])
+    ]
+
+
+def mal_ratio(better: Sequence[Line], base: Sequence[Line]) -> dict[str, Any]:
+    """MAL of `better` over MAL of `base` on shared rollouts: base's rounds over better's (methods.md 2.8).
+
+    Clusters are prompts. `se` and the delta interval linearise over them; low and high are by bootstrap.
+    """
+    of_base = {line.rollout: line for line in base}
+    sums: dict[str, list[float]] = {}
+    for line in better:
+        if line.rollout in of_base:
+            pair = sums.setdefault(line.prompt, [0.0, 0.0, 0.0])
+            for place, amount in enumerate((of_base[line.rollout].rounds, line.rounds, line.tokens)):
+                pair[place] += amount
+    ours, theirs, tokens = zip(*sums.values(), strict=True) if sums else ((), (), ())
+    # Both have the same tokens, so they cancel: paired_ratio's rates are rounds per token, base's over better's.
+    found = paired_ratio(ours, tokens, theirs, tokens)
+    width = None if found.delta_high is None or found.delta_low is None else found.delta_high - found.delta_low
+    return {**found.as_dict(), "se": None if width is None else width / (2 * Z95)}
+
+
+# ------------------------------------------------------------------------------------------------------------ tables
+
+
+def grids(summary: Mapping[str, Any]) -> list[Grid]:
+    """The results, and acceptance by depth."""
+    return [_results(summary), _depths(summary)]
+
+
+def conditions_line(conditions: Mapping[str, Any]) -> str:
+    """The conditions on one line: rollouts, target, sampling, rule, convention."""
+    rollouts, target, sampling = conditions["rollouts"], conditions["target"], conditions["sampling"]
+    convention = conditions["convention"]
+    chosen = "" if rollouts["split"] is None else f" of split {rollouts['split']}"
+    drawn = f"T={sampling['temperature']:g}"
+    if sampling["temperature"]:
+        drawn += f", top-p {sampling['top_p']:g}, top-k {sampling['top_k']}"
+        drawn += "" if sampling["coupled"] or sampling["rule"] != "match" else ", not coupled"
+    counted = "" if convention["start"] == "prefill" else ", first token in a round"
+    counted += "" if convention["boundary"] == "last" else ", boundary ahead of the limit"
+    return (
+        f"{rollouts['name']}: {rollouts['rows']} rollouts{chosen} of {rollouts['prompts']} prompts; {target['name']} "
+        f"{target['dtype']}; {drawn}, {sampling['rule']}{counted}"
+    )
+
+
+def _results(summary: Mapping[str, Any]) -> Grid:
+    ratios = {(pair["drafter"], pair["budget"]): pair for pair in summary["comparisons"]}
+    rejects = summary["conditions"]["sampling"]["rule"] == "rejection"
+    first = next(iter(summary["conditions"]["drafters"]))
+    lines = []
+    for row in summary["rows"]:
+        pair = ratios.get((row["drafter"], row["budget"]))
+        lines.append(
+            (
+                row["drafter"],
+                short_budget(row["budget"]),
+                number(row["tau"]),
+                number(row["mal"], 3),
+                number(row["mal_smoothed"], 3) if rejects else number(row["nodes_per_round"], 1),
+                number(row["rounds"] / row["rollouts"], 1),
+                interval(pair["mal_ratio"]) if pair else "1" if row["drafter"] == first else NOTHING,
+            )
+        )
+    columns = ("drafter", "budget", "τ with\nbonus", "MAL", "MAL (c)" if rejects else "nodes", "rounds per\nanswer")
+    caption = f"{summary['definition']}. Ratios of MAL are paired by prompt, with 95 % bootstrap intervals."
+    return Grid(conditions_line(summary["conditions"]), caption, (*columns, f"over {first}\n[95 %]"), tuple(lines))
+
+
+def _depths(summary: Mapping[str, Any]) -> Grid:
+    deepest = max((len(row["acceptance"]) for row in summary["rows"]), default=0)
+    lines = []
+    for row in summary["rows"]:
+        cells = [number(value) for value in row["acceptance"]]
+        lines.append((row["drafter"], short_budget(row["budget"]), *cells, *[NOTHING] * (deepest - len(cells))))
+    caption = (
+        "Of the rounds that committed at least d tokens, the share that committed one more. The round that an answer "
+        "ends in counts as refused at its end, so that short answers show slightly low figures."
+    )
+    columns = ("drafter", "budget", *(f"depth {depth + 1}" for depth in range(deepest)))
+    return Grid("Acceptance by depth", caption, columns, tuple(lines))
