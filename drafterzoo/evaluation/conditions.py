@@ -83,6 +83,11 @@ def gather(
     budgets: Sequence[str],
 ) -> dict[str, Any]:
     """The contents of conditions.json. drafters: by the name of their rows."""
+    return {**asked(target, suite, limit, settings), **surroundings(target, drafters), "budgets": list(budgets)}
+
+
+def asked(target: Target, suite: Suite, limit: int | None, settings: Settings) -> dict[str, Any]:
+    """The part of the conditions that says what is decoded, and how."""
     fixed = attrs.asdict(settings)
     sampling = {name: fixed.pop(name) for name in ("temperature", "top_p", "top_k", "seed", "verification", "coupled")}
     prompting = {name: fixed.pop(name) for name in ("turns", "thinking")}
@@ -92,10 +97,15 @@ def gather(
         "prompting": {**prompting, "template_sha256": _template(target)},
         "sampling": sampling,
         "run": fixed,
+    }
+
+
+def surroundings(target: Target, drafters: Mapping[str, Drafter]) -> dict[str, Any]:
+    """The part that is the same for everything one process measures: machine, code, drafters, date."""
+    return {
         "machine": machine(target.device),
         "code": code(),
         "drafters": {name: _drafter(drafter) for name, drafter in drafters.items()},
-        "budgets": list(budgets),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
