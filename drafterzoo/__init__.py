@@ -17,6 +17,7 @@ _PUBLIC = {
     "Target": "drafterzoo.target.target",
     "bench": "drafterzoo.evaluation.runner",
     "generate": "drafterzoo.generation",
+    "grid": "drafterzoo.evaluation.grid",
     "list_checkpoints": "drafterzoo.catalogue",
     "list_drafters": "drafterzoo.registry",
     "list_wrappers": "drafterzoo.registry",
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from drafterzoo.catalogue import list_checkpoints as list_checkpoints
     from drafterzoo.catalogue import load as load
     from drafterzoo.drafters.base import Drafter as Drafter
+    from drafterzoo.evaluation.grid import grid as grid
     from drafterzoo.evaluation.runner import bench as bench
     from drafterzoo.generation import Generation as Generation
     from drafterzoo.generation import generate as generate

@@ -138,23 +138,26 @@ def conditions_key(conditions: Mapping[str, Any]) -> str:
 def check_comparable(runs: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise UsageError, naming every field that differs, unless all runs (name -> conditions) may share a table."""
     (first, reference), *others = runs.items()
-    flat = dict(_flatten(reference))
     for name, conditions in others:
         if conditions_key(conditions) == conditions_key(reference):
             continue
-        other = dict(_flatten(conditions))
-        keys = [key for key in {**flat, **other} if flat.get(key, "absent") != other.get(key, "absent")]
-        fields = ", ".join(f"{key} ({flat.get(key, 'absent')!r} against {other.get(key, 'absent')!r})" for key in keys)
+        one, other = ({k: v for k, v in c.items() if k not in OF_A_ROW} for c in (reference, conditions))
+        fields = ", ".join(f"{key} ({a!r} against {b!r})" for key, a, b in unlike(one, other))
         raise UsageError(
             f"{first} and {name} cannot stand in one table, since they differ in {fields}; "
             f"run them alike, or table them apart."
         )
 
 
+def unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """The keys, joined by dots, in which two nested objects differ, with both values (or `absent`)."""
+    a, b = dict(_flatten(one)), dict(_flatten(other))
+    keys = [key for key in {**a, **b} if a.get(key, "absent") != b.get(key, "absent")]
+    return [(key, a.get(key, "absent"), b.get(key, "absent")) for key in keys]
+
+
 def _flatten(conditions: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in conditions.items():
-        if not prefix and key in OF_A_ROW:
-            continue
         if isinstance(value, Mapping):
             yield from _flatten(value, f"{prefix}{key}.")
         else:

@@ -231,10 +231,10 @@ def read(directory: str | os.PathLike[str]) -> Results:
 
 def cut_back(directory: Path, lines: int) -> None:
     """Keep the first `lines` lines of rounds.jsonl, for a run that goes on after a write was cut short."""
-    path = directory / ROUNDS
-    with open(path, "r+b") as file:
-        for _ in range(lines):
-            file.readline()
+    with open(directory / ROUNDS, "r+b") as file:
+        kept = 0
+        while kept < lines:
+            kept += bool(file.readline().strip())
         file.truncate()
         os.fsync(file.fileno())
 
