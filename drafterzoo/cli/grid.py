@@ -32,8 +32,8 @@ def grid(
     Example: `drafterzoo grid pr_table1_small --dry-run`, then `drafterzoo grid pr_table1_small`
 
     All cells of a table answer the same prompts, interleaved, beside plain decoding. Every prompt is saved as it is
-    done: stop it when you like (Ctrl-C, or worse), and the same command goes on. A cell that fails is recorded, the rest
-    goes on, and the next run tries it again; the exit status is then 1.
+    done: stop it when you like (Ctrl-C, or worse), and the same command goes on. A cell that fails is recorded, the
+    rest goes on, and the next run tries it again; the exit status is then 1.
 
     Parameters
     ----------
@@ -131,23 +131,26 @@ def _plan_table(plan: Plan, found: list[Cost]) -> Any:
     """The plan for a terminal: a line per table, then its cells once."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Group
+    from rich.filesize import decimal
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=plan.recipe.name, title_justify="left", title_style="bold")
+    drawn = Table(
+        box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=plan.recipe.name, title_justify="left", title_style="bold"
+    )
     for name in ("suite", "T", "n", "seed", "prompts", "rows", "answers", "tokens", "time", "disk"):
         drawn.add_column(name, justify="left" if name == "suite" else "right", overflow="fold")
     for cost in found:
         table = cost.table
         prompts = f"{cost.load.prompts}{'' if cost.load.counted else ' (assumed)'}"
         drawn.add_row(
-            Text(table.suite), f"{table.temperature:g}", str(table.batch_size), str(table.seed), prompts, str(cost.rows),
-            f"{cost.answers:,}", f"{cost.tokens:,}", _duration(cost.seconds), _size(cost.disk_bytes),
+            Text(table.suite), f"{table.temperature:g}", str(table.batch_size), str(table.seed), prompts,
+            str(cost.rows), f"{cost.answers:,}", f"{cost.tokens:,}", _duration(cost.seconds), decimal(cost.disk_bytes),
         )  # fmt: skip
     drawn.add_section()
     drawn.add_row(
         "in all", "", "", "", "", "", f"{sum(c.answers for c in found):,}", f"{sum(c.tokens for c in found):,}",
-        _duration(sum(c.seconds for c in found)), _size(sum(c.disk_bytes for c in found)),
+        _duration(sum(c.seconds for c in found)), decimal(sum(c.disk_bytes for c in found)),
     )  # fmt: skip
     cells = dict.fromkeys(cell.name for table in plan.tables for cell in table.cells)
     return Group(drawn, Text(f"rows: plain decoding, {', '.join(cells)}"))
@@ -157,16 +160,6 @@ def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:,.1f} h"
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            break
-        count /= 1000
-    else:
-        unit = "TB"
-    return f"{count:.3g} {unit}"
 
 
 def _find(recipe: Path) -> Path:

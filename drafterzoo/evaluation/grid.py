@@ -1,9 +1,10 @@
-"""Runs a grid: all tables of a plan together, group of prompts by group, saved as they come, and gone on with when stopped.
+"""Runs a grid: all tables of a plan together, a group of prompts at a time, saved as they come, and gone on with.
 
 Knows the plan, the runner and the folder; nothing of any particular drafter, of recipes' spelling or of how a table is
-drawn. Within a group the cells are interleaved (runner.py), and the tables advance together (grid_plan.schedule), so that
-a machine that slows down slows all alike. Every group is on disk before the next begins: Ctrl-C and kill -9 lose at most
-one group, and the same call goes on. A cell that raises is noted and left out until the next call, which tries it again.
+drawn. Within a group the cells are interleaved (runner.py), and the tables advance together (grid_plan.schedule), so
+that a machine that slows down slows all alike. Every group is on disk before the next begins: Ctrl-C and kill -9 lose
+at most one group, and the same call goes on. A cell that raises is noted and left out until the next call, which tries
+it again; what it then adds is timed apart from the other rows of its group.
 """
 
 from __future__ import annotations
@@ -64,13 +65,13 @@ def grid(
 ) -> GridResult:
     """Measure every cell of a grid, or go on with one that was stopped.
 
-    recipe: a TOML file, or its keys and values (see `GridRecipe`). out: the grid's folder; without it the recipe's, else
-    `runs/grid-<name>`. where: only these cells (`"drafter=eagle3.1,budget=8"`, see `selection`), and plain decoding with
-    them; the others may follow later.
+    recipe: a TOML file, or its keys and values (see `GridRecipe`). out: the grid's folder; without it the recipe's,
+    else `runs/grid-<name>`. where: only these cells (`"drafter=eagle3.1,budget=8"`, see `selection`), and plain
+    decoding with them; the others may follow later.
 
-    Stopped by Ctrl-C it writes the summaries of what there is and raises KeyboardInterrupt. Raises UsageError, DataError
-    or CheckpointError before anything is decoded; among others when the folder holds another grid, or when weights,
-    suite, target or machine are no longer those that it was begun with.
+    Stopped by Ctrl-C it writes the summaries of what there is and raises KeyboardInterrupt. Raises UsageError,
+    DataError or CheckpointError before anything is decoded; among others when the folder holds another grid, or when
+    weights, suite, target or machine are no longer those that it was begun with.
     """
     whole = make_plan(_read(recipe))
     plan = make_plan(whole.recipe, where)
@@ -144,7 +145,8 @@ class _Session:
         parts = []
         for table, suite in zip(plan.tables, suites, strict=True):
             cells = [Cell(c.name, c.drafter, loaded[c.drafter], c.budget) for c in table.cells if c.drafter in loaded]
-            run = Run(target, suite, [Cell(PLAIN, PLAIN, None, None), *cells], table.settings, partial(decode, target), {})
+            cells.insert(0, Cell(PLAIN, PLAIN, None, None))
+            run = Run(target, suite, cells, table.settings, partial(decode, target), failed={})
             run.check()
             own = {name: fixed["drafters"][name] for name in table.drafters if name in loaded}
             budgets = next(t.budgets for t in whole.tables if t.name == table.name)
@@ -161,7 +163,7 @@ class _Session:
         with ExitStack() as stack:
             for part in self.parts:
                 part.writer = stack.enter_context(ResultsWriter(part.directory, part.conditions, go_on=True))
-                if part.standing.missing:
+                if part.standing.missing:  # it will not be true for long
                     (part.directory / results.SUMMARY).unlink(missing_ok=True)
             try:
                 self._decode()
@@ -239,7 +241,7 @@ class _Session:
         """The summary of every table worked on, then that of the grid."""
         for part in self.parts:
             found = results.read(part.directory)
-            if found.records:
+            if found.records and found.summary is None:
                 assert part.writer is not None, "tables are open until their summary is written"
                 if part.run.settings.same_text:
                     part.run.found = part.run.explained(found.records)
@@ -247,9 +249,7 @@ class _Session:
                 complete = self._complete(part, found.records)
                 part.writer.finish(part.run.summary(found.records, found.conditions, seconds, complete=complete))
         summary = summarise_grid(self.whole, self.directory, self.failures())
-        results.write_json(
-            self.directory / results.SUMMARY, {"format_version": results.FORMAT_VERSION, **summary}
-        )
+        results.write_json(self.directory / results.SUMMARY, {"format_version": results.FORMAT_VERSION, **summary})
 
     def _complete(self, part: _Part, records: Sequence[results.Record]) -> bool:
         """Whether every cell of the whole plan has every answer."""

@@ -1,4 +1,4 @@
-"""The plan of a grid: which tables and cells a recipe crosses to, what they cost, and in which order groups are decoded.
+"""The plan of a grid: the tables and cells that a recipe crosses to, what they cost, and the order they are decoded in.
 
 A table holds all that is compared with each other: one suite, temperature, batch size and seed, and as rows plain
 decoding and the drafters at their budgets. Knows recipes and suites; nothing of models, of decoding or of results. No
@@ -23,8 +23,8 @@ from drafterzoo.evaluation.selection import Where
 from drafterzoo.evaluation.suites import Suite, load_suite
 from drafterzoo.registry import SUITES
 
-# What a results line takes on disk, measured on lines of bench with 24 to 128 tokens: per answer, and per token of a row
-# that commits one token a round; a drafted row takes less.
+# What a results line takes on disk, measured on lines of 24 to 128 tokens: per answer, and per token of a row that
+# commits one token a round; a drafted row takes less.
 BYTES_PER_ANSWER, BYTES_PER_TOKEN = 420, 60
 
 
@@ -55,7 +55,9 @@ class Table:
     @property
     def name(self) -> str:
         """The name of its folder, unlike that of any other table of the grid."""
-        suite = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(self.suite).stem if _is_file(self.suite) else self.suite)
+        source, category = _category(self.suite)
+        suite = Path(source).stem if _is_file(source) else source
+        suite = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{suite}-{category}" if category else suite)
         return f"{suite.strip('-.')}_T{self.temperature:g}_n{self.batch_size}_seed{self.seed}"
 
     @property
@@ -170,11 +172,13 @@ def open_suite(table: Table, data_dir: str | None) -> Suite:
 
 
 def _category(text: str) -> tuple[str, str | None]:
-    name, colon, category = text.rpartition(":")
-    return (name, category) if colon and not Path(text).is_file() else (text, None)
+    """`starter:code` as its two parts; a colon inside a path is none of ours."""
+    split = re.fullmatch(r"(.+):([^:/\\.]+)", text)
+    return (split[1], split[2]) if split else (text, None)
 
 
 def _is_file(suite: str) -> bool:
+    """Whether a suite is named by its file, as load_suite tells them apart."""
     return suite.endswith((".jsonl", ".json")) or "/" in suite
 
 
@@ -198,7 +202,7 @@ def load_of(table: Table, recipe: GridRecipe) -> Load:
     except UsageError as error:
         assumed = recipe.estimate.prompts.get(table.suite)
         if assumed is None:
-            if table.suite in SUITES or _is_file(table.suite) or ":" in table.suite:
+            if table.suite in SUITES or _is_file(table.suite) or _category(table.suite)[1]:
                 raise UsageError(
                     f"{str(error).rstrip('.')}, or say under [estimate] how many prompts it has: "
                     f"prompts = {{ {table.suite} = 80 }}."

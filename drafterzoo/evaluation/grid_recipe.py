@@ -1,7 +1,8 @@
 """Grid recipes: what is crossed with what, read from TOML or a dict, every key and value checked.
 
 Knows the keys and their meaning; nothing of plans, of running, or of what is on this machine: the names of targets,
-suites and drafters at addresses are taken as they are, so that a recipe for a big machine can be checked on a small one.
+suites and drafters at addresses are taken as they are, so that a recipe for a big machine can be checked on a small
+one.
 """
 
 from __future__ import annotations

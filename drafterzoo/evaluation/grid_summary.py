@@ -1,8 +1,8 @@
 """All tables of a grid at a glance: one dict from the tables' summaries, and how it is drawn.
 
-Knows summaries; nothing of models, of decoding or of who ran what. A ratio is always within one table: its base is plain
-decoding at the same suite, temperature, batch size and seed. The column of each drafter's best budget is chosen on the
-very prompts it is reported on, and so is an upper bound; the rows at equal budgets are what compares drafters.
+Knows summaries; nothing of models, of decoding or of who ran what. A ratio is always within one table: its base is
+plain decoding at the same suite, temperature, batch size and seed. The column of each drafter's best budget is chosen
+on the very prompts it is reported on, and so is an upper bound; the rows at equal budgets are what compares drafters.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ def _results(summary: Mapping[str, Any], axes: Sequence[str]) -> Grid:
             lines.append((*_place(table, axes), *figures))
     columns = (*_names(axes), "τ with\nbonus", "speed-up\n[95 %]", "tok/s", "best budget")
     caption = (
-        f"{summary['definition']}; over plain decoding of the same table. Compare rows of equal budget; the best budget "
-        f"of each drafter is chosen on these very prompts."
+        f"{summary['definition']}; over plain decoding of the same table. Compare rows of equal budget; the best "
+        f"budget of each drafter is chosen on these very prompts."
     )
     return Grid(_title(summary, axes), caption, columns, tuple(lines), labels=len(axes) + 2)
 
@@ -200,7 +200,8 @@ def _costs(tables: Sequence[Mapping[str, Any]], axes: Sequence[str]) -> Grid:
             names = ("plain", NOTHING) if row["drafter"] == PLAIN else (row["drafter"], short_budget(row["budget"]))
             counts = (row["forwards_per_round"], row["rows_per_round"], row["nodes_per_round"])
             times = [row["milliseconds_per_round"][part] for part in ("draft", "verify", "rest")]
-            lines.append((*_place(table, axes), *names, *(number(v, 1) for v in (*counts, *times, row["milliseconds"]))))
+            figures = (number(value, 1) for value in (*counts, *times, row["milliseconds"]))
+            lines.append((*_place(table, axes), *names, *figures))
     caption = (
         "Per round (one target call): forwards of the drafter's block, rows in them, draft nodes verified (root "
         "excluded), and milliseconds, of which in the drafter, in the target's forward, and in all else. With batches, "

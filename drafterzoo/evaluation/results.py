@@ -235,8 +235,9 @@ def cut_back(directory: Path, lines: int) -> None:
         kept = 0
         while kept < lines:
             kept += bool(file.readline().strip())
-        file.truncate()
-        os.fsync(file.fileno())
+        if file.tell() < os.fstat(file.fileno()).st_size:
+            file.truncate()
+            os.fsync(file.fileno())
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -429,9 +429,7 @@ class Run:
         talk.append({"role": "user", "content": prompt.turns[len(said)]})
         return self.target.encode_chat(talk, thinking=self.settings.thinking)
 
-    def explain(
-        self, difference: Difference, number: int, asked: Sequence[int], answer: Sequence[int]
-    ) -> Difference:
+    def explain(self, difference: Difference, number: int, asked: Sequence[int], answer: Sequence[int]) -> Difference:
         """The difference with the target's gap between the two tokens: one more forward, on the common text.
 
         number: of the prompt, which keys its noise. The gap is of logits; when sampling, of the scores that `match`

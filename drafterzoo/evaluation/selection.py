@@ -4,9 +4,10 @@
     condition = key "=" value ("|" value)*        one of the values must be the cell's
     key       = drafter | suite | temperature | batch_size | seed | budget | nodes | depth | grow | offer | reconsider
 
-`budget=8` and `budget=chain:4` name a budget as it is typed elsewhere; `nodes=24` all budgets of 24 nodes, whatever their
-shape (so `budget=nodes=24,depth=8,grow=6,offer=6` works as it reads). Values of drafter and suite may be shell patterns
-(`eagle*`). A comma inside brackets or quotes belongs to the value. Knows keys and values; nothing of plans or files.
+`budget=8` and `budget=chain:4` name a budget as it is typed elsewhere; `nodes=24` all budgets of 24 nodes, whatever
+their shape (so `budget=nodes=24,depth=8,grow=6,offer=6` works as it reads). Values of drafter and suite may be shell
+patterns (`eagle*`). A comma inside brackets or quotes belongs to the value. Knows keys and values; nothing of plans or
+files.
 """
 
 from __future__ import annotations
