@@ -260,9 +260,7 @@ def edit(file: Path, change) -> None:
 def test_another_grid_in_the_folder_is_refused(recipe, copy):
     with pytest.raises(UsageError, match=r"holds the grid 'toy', made with budgets = \['chain:2', '5'\], now \['8'\]"):
         grid({**recipe, "budgets": [8]}, out=copy)
-    with pytest.raises(
-        UsageError, match=r"made with turns = 'all', now 'first' \(and 1 more\); go on with its own recipe"
-    ):
+    with pytest.raises(UsageError, match=r"turns = 'all', now 'first' \(and 1 more\); go on with its own recipe"):
         grid({**recipe, "repeats": 2, "turns": "first"}, out=copy)
     assert grid({**recipe, "name": "renamed"}, out=copy).summary["complete"]  # changes no number
 
@@ -304,7 +302,7 @@ def test_newer_formats_are_refused(recipe, copy):
 
 
 def test_lines_that_cannot_be_this_grids_are_refused(recipe, copy):
-    file = copy / "p_T0_n4_seed0" / "rounds.jsonl"
+    file = copy / "p_T1_n4_seed0" / "rounds.jsonl"
     whole = file.read_text().splitlines(keepends=True)
     file.write_text("".join(whole[1:]))  # a line out of the middle of a batch
     with pytest.raises(DataError, match=r"has 3 lines for the group of prompt 1, turn 1, repeat 1, expected 4"):

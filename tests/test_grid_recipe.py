@@ -178,7 +178,7 @@ def test_tables_advance_together_and_every_group_comes_once(groups):
         assert group == done[table]
         done[table] += 1
         shares = [count / of for count, of in zip(done, groups, strict=True)]
-        assert max(shares) - min(shares) <= 1 / min(groups)
+        assert max(shares) - min(shares) < 1.001 / min(groups)
 
 
 def test_costs_count_what_can_be_counted(tmp_path, monkeypatch):
