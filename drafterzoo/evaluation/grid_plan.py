@@ -110,7 +110,7 @@ def make_plan(recipe: GridRecipe, where: str | None = None) -> Plan:
     """
     cells = tuple(PlannedCell(name, Budget.parse(text)) for name, text in product(recipe.rows, recipe.budgets))
     axes = product(recipe.suites, recipe.temperatures, recipe.batch_sizes, recipe.seeds)
-    tables = _overridden(recipe, [_table(recipe, *place, cells, {}) for place in axes])
+    tables = _overridden(recipe, [_table(recipe, place, cells, {}) for place in axes])
     for text in recipe.skip:
         leave_out = Where.parse(text, "skip")
         leave_out.check((facts for table in tables for facts in table.cell_facts()), "skip")
@@ -125,13 +125,11 @@ def make_plan(recipe: GridRecipe, where: str | None = None) -> Plan:
 
 def _table(
     recipe: GridRecipe,
-    suite: str,
-    temperature: float,
-    batch_size: int,
-    seed: int,
+    place: tuple[str, float, int, int],
     cells: tuple[PlannedCell, ...],
     changes: Mapping[str, Any],
 ) -> Table:
+    suite, temperature, batch_size, seed = place
     settings = recipe.settings(temperature=temperature, batch_size=batch_size, seed=seed, changes=changes)
     return Table(suite, temperature, batch_size, seed, settings, changes.get("limit", recipe.limit), cells)
 
@@ -147,7 +145,8 @@ def _overridden(recipe: GridRecipe, tables: Sequence[Table]) -> list[Table]:
         for part, selection in zip(recipe.override, selections, strict=True):
             if selection.takes(table.facts):
                 changes |= part.changes
-        done.append(_table(recipe, *table.facts.values(), table.cells, changes) if changes else table)
+        place = table.suite, table.temperature, table.batch_size, table.seed
+        done.append(_table(recipe, place, table.cells, changes) if changes else table)
     return done
 
 
