@@ -7,6 +7,7 @@ import multiprocessing
 import random
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -343,3 +344,26 @@ def test_several_suites_have_means(single, tmp_path):
     mean = result.summary["means"][0]
     assert mean["suites"] == 2 and mean["tau"] == pytest.approx((a["rows"][1]["tau"] + b["rows"][1]["tau"]) / 2)
     assert "Over all suites" in result.markdown()
+
+
+@pytest.mark.slow
+def test_two_raylets_give_the_same_files(whole, recipe, tmp_path):
+    pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        cluster.add_node(num_cpus=1)
+        spread = grid(recipe, out=tmp_path / "out", ray=cluster.address)
+    finally:
+        cluster.shutdown()
+    assert spread.summary["complete"] and counters(tmp_path / "out") == counters(whole.directory)
+    names = {file.name for file in whole.directory.iterdir()}
+    assert {file.name for file in (tmp_path / "out").iterdir()} == names
+
+
+def test_ray_that_is_not_there_is_said(recipe, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match=r"pip install 'drafterzoo\[ray\]'"):
+        grid(recipe, out=tmp_path / "out", ray="auto")
+    assert not (tmp_path / "out").exists()

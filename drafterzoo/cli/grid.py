@@ -25,6 +25,7 @@ def grid(
     where: Annotated[str | None, Parameter(alias="-w")] = None,
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     output: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+    ray: str | None = None,
     json: Json = False,
 ) -> int:
     """Run a grid: drafters x budgets x suites x temperatures x batch sizes x seeds.
@@ -47,6 +48,9 @@ def grid(
         Show the plan, and what it costs in time and on disk at most; nothing is loaded or decoded.
     output
         The grid's folder. Default: runs/grid-<the recipe's name>.
+    ray
+        Spread the tables over a Ray cluster: `local` (this machine), `auto` (the cluster it belongs to) or host:port.
+        All nodes must see the same files. Needs the extra `ray`.
     """
     from drafterzoo.evaluation.grid_recipe import read_grid_recipe
 
@@ -56,7 +60,7 @@ def grid(
         return 0
     from drafterzoo.evaluation.grid import grid as run
 
-    result = run(made, out=output, where=where, show_progress=True)
+    result = run(made, out=output, where=where, ray=ray, show_progress=True)
     failures = result.summary["failures"]
     if json:
         print_json(result.summary)

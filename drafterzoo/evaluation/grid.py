@@ -25,7 +25,7 @@ from drafterzoo.drafters.base import Drafter
 from drafterzoo.errors import DataError, DrafterzooError
 from drafterzoo.evaluation import grid_folder as places
 from drafterzoo.evaluation import results
-from drafterzoo.evaluation.conditions import asked, surroundings
+from drafterzoo.evaluation.conditions import asked, code, surroundings
 from drafterzoo.evaluation.grid_plan import Plan, Table, make_plan, open_suite, schedule
 from drafterzoo.evaluation.grid_recipe import GridRecipe, build_grid_recipe, read_grid_recipe
 from drafterzoo.evaluation.grid_summary import markdown, rich_tables, summarise_grid
@@ -61,13 +61,15 @@ def grid(
     *,
     out: str | os.PathLike[str] | None = None,
     where: str | None = None,
+    ray: str | None = None,
     show_progress: bool = False,
 ) -> GridResult:
     """Measure every cell of a grid, or go on with one that was stopped.
 
     recipe: a TOML file, or its keys and values (see `GridRecipe`). out: the grid's folder; without it the recipe's,
     else `runs/grid-<name>`. where: only these cells (`"drafter=eagle3.1,budget=8"`, see `selection`), and plain
-    decoding with them; the others may follow later.
+    decoding with them; the others may follow later. ray: spread the tables over a cluster ("local", "auto" or an
+    address, see `fan_out`), with the same files as result.
 
     Stopped by Ctrl-C it writes the summaries of what there is and raises KeyboardInterrupt. Raises UsageError,
     DataError or CheckpointError before anything is decoded; among others when the folder holds another grid, or when
@@ -76,8 +78,11 @@ def grid(
     whole = make_plan(_read(recipe))
     plan = make_plan(whole.recipe, where)
     directory = place_of(whole.recipe, out)
-    with places.claimed(directory, whole), _threads(whole.recipe.threads):
-        _Session.open(plan, whole, directory, show_progress).run()
+    with places.claimed(directory, whole):
+        if ray is None:
+            measure(plan, whole, directory, show_progress)
+        else:
+            _spread(plan, whole, directory, ray, show_progress)
     return GridResult(results.read_object(directory / results.SUMMARY), directory)
 
 
@@ -90,6 +95,50 @@ def _read(recipe: str | os.PathLike[str] | Mapping[str, Any] | GridRecipe) -> Gr
     if isinstance(recipe, GridRecipe):
         return recipe
     return build_grid_recipe(recipe) if isinstance(recipe, Mapping) else read_grid_recipe(Path(recipe))
+
+
+def measure(plan: Plan, whole: Plan, directory: Path, show_progress: bool) -> None:
+    """Work on a plan in this process, and sum the whole one up."""
+    with _threads(plan.recipe.threads):
+        session = _Session.open(plan, whole, directory, show_progress)
+        places.begin(directory, whole, session.commit)
+        try:
+            failures = session.run()
+        except KeyboardInterrupt:
+            if places.has_records(directory):
+                _sum_up(whole, directory, session.failures())
+                if show_progress:
+                    console.print(f"stopped; the same command goes on from {directory}", markup=False, soft_wrap=True)
+            raise
+    _sum_up(whole, directory, failures)
+
+
+def _spread(plan: Plan, whole: Plan, directory: Path, address: str, show_progress: bool) -> None:
+    """Work on every table of a plan somewhere in a cluster, and sum the whole one up."""
+    from drafterzoo.evaluation.fan_out import fan_out
+
+    places.begin(directory, whole, code()["commit"])
+    work = partial(_one_table, plan, whole, directory.resolve())
+    names = [table.name for table in plan.tables]
+    failures = fan_out(work, names, address, max(1, plan.recipe.threads), show_progress)
+    if failures:
+        places.note_failures(directory, failures)
+    _sum_up(whole, directory, failures)
+
+
+def _one_table(plan: Plan, whole: Plan, directory: Path, name: str) -> list[dict[str, Any]]:
+    """A task of the cluster: one table, up to its own summary. Returns what failed."""
+    alone = attrs.evolve(plan, tables=tuple(table for table in plan.tables if table.name == name))
+    with _threads(plan.recipe.threads):
+        return _Session.open(alone, whole, directory, False).run()
+
+
+def _sum_up(whole: Plan, directory: Path, failures: Sequence[Mapping[str, Any]]) -> None:
+    """Write the summary of the whole plan. Raises DataError when there is not one answer to sum up."""
+    if not places.has_records(directory):
+        raise DataError(f"grid {whole.recipe.name}: plain decoding failed in every table ({failures[0]['reason']}).")
+    summary = summarise_grid(whole, directory, failures)
+    results.write_json(directory / results.SUMMARY, {"format_version": results.FORMAT_VERSION, **summary})
 
 
 @contextmanager
@@ -156,9 +205,8 @@ class _Session:
             parts.append(_Part(table, run, folder, conditions, places.standing(run, folder)))
         return cls(plan, whole, directory, show_progress, target, unloaded, parts, fixed["code"]["commit"])
 
-    def run(self) -> None:
-        """Decode what is missing and write the summaries, also when stopped on the way."""
-        places.begin(self.directory, self.whole, self.commit)
+    def run(self) -> list[dict[str, Any]]:
+        """Decode what is missing and write the tables' summaries, also when stopped on the way; say what failed."""
         self._note()
         with ExitStack() as stack:
             for part in self.parts:
@@ -167,16 +215,9 @@ class _Session:
                     (part.directory / results.SUMMARY).unlink(missing_ok=True)
             try:
                 self._decode()
-            except KeyboardInterrupt:
-                if places.has_records(self.directory):
-                    self._finish()
-                    if self.show_progress:
-                        console.print(f"stopped; the same command goes on from {self.directory}", markup=False)
-                raise
-            if not places.has_records(self.directory):
-                reason = self.failures()[0]["reason"]
-                raise DataError(f"grid {self.plan.recipe.name}: plain decoding failed in every table ({reason}).")
-            self._finish()
+            finally:
+                self._finish()
+        return self.failures()
 
     def _decode(self) -> None:
         total = sum(self._answers(part) for part in self.parts)
@@ -238,7 +279,7 @@ class _Session:
             places.note_failures(self.directory, failures)
 
     def _finish(self) -> None:
-        """The summary of every table worked on, then that of the grid."""
+        """The summary of every table worked on."""
         for part in self.parts:
             found = results.read(part.directory)
             if found.records and found.summary is None:
@@ -248,8 +289,6 @@ class _Session:
                 seconds = sum(r.prefill_s + r.decode_s for r in found.records)
                 complete = self._complete(part, found.records)
                 part.writer.finish(part.run.summary(found.records, found.conditions, seconds, complete=complete))
-        summary = summarise_grid(self.whole, self.directory, self.failures())
-        results.write_json(self.directory / results.SUMMARY, {"format_version": results.FORMAT_VERSION, **summary})
 
     def _complete(self, part: _Part, records: Sequence[results.Record]) -> bool:
         """Whether every cell of the whole plan has every answer."""

@@ -207,5 +207,5 @@ def _costs(tables: Sequence[Mapping[str, Any]], axes: Sequence[str]) -> Grid:
         "excluded), and milliseconds, of which in the drafter, in the target's forward, and in all else. With batches, "
         "a round serves all of them."
     )
-    columns = (*_names(axes), "forwards", "rows", "nodes", "draft ms", "verify ms", "rest ms", "ms")
+    columns = (*_names(axes), "forwards", "rows", "nodes", "draft\nms", "verify\nms", "rest\nms", "ms")
     return Grid("What a round costs", caption, columns, tuple(lines), labels=len(axes) + 2)
