@@ -18,6 +18,7 @@ _PUBLIC = {
     "bench": "drafterzoo.evaluation.runner",
     "evaluate": "drafterzoo.evaluation.offline.run",
     "generate": "drafterzoo.generation",
+    "grid": "drafterzoo.evaluation.grid",
     "list_checkpoints": "drafterzoo.catalogue",
     "list_drafters": "drafterzoo.registry",
     "list_wrappers": "drafterzoo.registry",
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from drafterzoo.catalogue import load as load
     from drafterzoo.drafters.base import Drafter as Drafter
     from drafterzoo.evaluation.offline.run import evaluate as evaluate
+    from drafterzoo.evaluation.grid import grid as grid
     from drafterzoo.evaluation.runner import bench as bench
     from drafterzoo.generation import Generation as Generation
     from drafterzoo.generation import generate as generate

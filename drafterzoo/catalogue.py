@@ -112,14 +112,27 @@ def load(
     return drafter
 
 
+def check_spelling(text: str) -> None:
+    """Raise UsageError for what `load` could not load by its spelling alone; nothing is read or downloaded."""
+    if text.startswith(("dir:", "hub:")) or text in list_checkpoints():
+        return
+    _refuse_folder(text)
+    if "/" not in text or "(" in text:
+        _check_names(parse_spec(text))
+
+
+def _refuse_folder(text: str) -> None:
+    if text.startswith((".", "/", "~")):
+        raise UsageError(f"drafter {text!r} looks like a folder; write 'dir:{text}'.")
+
+
 def _address(text: str, revision: str | None) -> Path | None:
     """The folder an address or a catalogue name stands for, downloading it if need be; None for a spec."""
     if text.startswith("dir:"):
         return Path(os.path.expanduser(text.removeprefix("dir:")))
     if text in list_checkpoints():
         return checkpoint_folder(text)
-    if text.startswith((".", "/", "~")):
-        raise UsageError(f"drafter {text!r} looks like a folder; write 'dir:{text}'.")
+    _refuse_folder(text)
     if text.startswith("hub:") or ("/" in text and "(" not in text):
         if not text.startswith("hub:") and Path(text).exists():
             raise UsageError(f"{text!r} could be a folder or a Hub repository; write 'dir:{text}' or 'hub:{text}'.")

@@ -87,6 +87,11 @@ def gather(
     budgets: Sequence[str],
 ) -> dict[str, Any]:
     """The contents of conditions.json. drafters: by the name of their rows."""
+    return {**asked(target, suite, limit, settings), **surroundings(target, drafters), "budgets": list(budgets)}
+
+
+def asked(target: Target, suite: Suite, limit: int | None, settings: Settings) -> dict[str, Any]:
+    """The part of the conditions that says what is decoded, and how."""
     fixed = attrs.asdict(settings)
     sampling = {name: fixed.pop(name) for name in ("temperature", "top_p", "top_k", "seed", "verification", "coupled")}
     prompting = {name: fixed.pop(name) for name in ("turns", "thinking", "system")}
@@ -96,10 +101,15 @@ def gather(
         "prompting": {**prompting, "template_sha256": _template(target)},
         "sampling": sampling,
         "run": fixed,
+    }
+
+
+def surroundings(target: Target, drafters: Mapping[str, Drafter]) -> dict[str, Any]:
+    """The part that is the same for everything one process measures: machine, code, drafters, date."""
+    return {
         "machine": machine(target.device),
         "code": code(),
         "drafters": {name: drafter_conditions(drafter) for name, drafter in drafters.items()},
-        "budgets": list(budgets),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
@@ -132,23 +142,26 @@ def conditions_key(conditions: Mapping[str, Any]) -> str:
 def check_comparable(runs: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise UsageError, naming every field that differs, unless all runs (name -> conditions) may share a table."""
     (first, reference), *others = runs.items()
-    flat = dict(_flatten(reference))
     for name, conditions in others:
         if conditions_key(conditions) == conditions_key(reference):
             continue
-        other = dict(_flatten(conditions))
-        keys = [key for key in {**flat, **other} if flat.get(key, "absent") != other.get(key, "absent")]
-        fields = ", ".join(f"{key} ({flat.get(key, 'absent')!r} against {other.get(key, 'absent')!r})" for key in keys)
+        one, other = ({k: v for k, v in c.items() if k not in OF_A_ROW} for c in (reference, conditions))
+        fields = ", ".join(f"{key} ({a!r} against {b!r})" for key, a, b in unlike(one, other))
         raise UsageError(
             f"{first} and {name} cannot stand in one table, since they differ in {fields}; "
             f"run them alike, or table them apart."
         )
 
 
+def unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """The keys, joined by dots, in which two nested objects differ, with both values (or `absent`)."""
+    a, b = dict(_flatten(one)), dict(_flatten(other))
+    keys = [key for key in {**a, **b} if a.get(key, "absent") != b.get(key, "absent")]
+    return [(key, a.get(key, "absent"), b.get(key, "absent")) for key in keys]
+
+
 def _flatten(conditions: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in conditions.items():
-        if not prefix and key in OF_A_ROW:
-            continue
         if isinstance(value, Mapping):
             yield from _flatten(value, f"{prefix}{key}.")
         else:

@@ -16,7 +16,7 @@ import re
 import secrets
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -133,26 +133,34 @@ class ResultsWriter:
     Left before anything was appended, it takes its files away again: there is nothing in them to read.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], conditions: Mapping[str, Any]) -> None:
-        """Create the folder and write the conditions.
+    def __init__(
+        self, directory: str | os.PathLike[str], conditions: Mapping[str, Any], *, go_on: bool = False
+    ) -> None:
+        """Create the folder and write the conditions. go_on: add to the lines that are there (see `cut_back`).
 
-        Raises UsageError when the folder already holds results or cannot be written.
+        Raises UsageError when the folder already holds results (unless it is to go on) or cannot be written.
         """
         self.directory = Path(directory)
-        check_free(self.directory)
+        if not go_on:
+            check_free(self.directory)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             write_json(self.directory / CONDITIONS, {"format_version": FORMAT_VERSION, **conditions})
-            self._file: IO[str] = open(self.directory / ROUNDS, "x", encoding="utf-8")  # noqa: SIM115  see close()
+            self._file: IO[str] = open(self.directory / ROUNDS, "a" if go_on else "x", encoding="utf-8")  # noqa: SIM115  see close()
         except OSError as error:
             raise _unwritable(self.directory, error) from error
 
     def append(self, record: Record) -> None:
-        """Add one line and hand it to the operating system. Raises UsageError when that fails (a full disk)."""
-        line = json.dumps(attrs.asdict(record), ensure_ascii=False, separators=(",", ":"))
+        """Add one line. Raises UsageError when that fails (a full disk)."""
+        self.extend([record])
+
+    def extend(self, records: Sequence[Record]) -> None:
+        """Add lines that belong together, and wait until they are on disk. Raises UsageError when that fails."""
+        lines = [json.dumps(attrs.asdict(r), ensure_ascii=False, separators=(",", ":")) + "\n" for r in records]
         try:
-            self._file.write(line + "\n")
+            self._file.write("".join(lines))
             self._file.flush()
+            os.fsync(self._file.fileno())
         except OSError as error:
             raise _unwritable(self.directory, error) from error
 
@@ -215,13 +223,25 @@ def read(directory: str | os.PathLike[str]) -> Results:
     summary = folder / SUMMARY
     return Results(
         directory=folder,
-        conditions=_read_object(folder / CONDITIONS),
+        conditions=read_object(folder / CONDITIONS),
         records=list(_read_records(folder / ROUNDS)),
-        summary=_read_object(summary) if summary.is_file() else None,
+        summary=read_object(summary) if summary.is_file() else None,
     )
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def cut_back(directory: Path, lines: int) -> None:
+    """Keep the first `lines` lines of rounds.jsonl, for a run that goes on after a write was cut short."""
+    with open(directory / ROUNDS, "r+b") as file:
+        kept = 0
+        while kept < lines:
+            kept += bool(file.readline().strip())
+        if file.tell() < os.fstat(file.fileno()).st_size:
+            file.truncate()
+            os.fsync(file.fileno())
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """One of the JSON objects beside the lines, without its version. Raises DataError, naming the file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:

@@ -2,11 +2,12 @@
 
 Knows the decoding loop, suites and results; nothing of any particular drafter, of how a tree is grown or a table drawn.
 Within a group of prompts the cells follow each other in a seeded random order, so that a machine that slows down slows
-all alike.
+all alike. A group's order depends on nothing before it, so that a run can go on from any group.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import resource
 import sys
@@ -18,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
-import numpy as np
 import torch
 
 from drafterzoo.budget import Budget
@@ -253,15 +253,18 @@ def _columns(rounds: Sequence[engine.Round]) -> dict[str, list[Any]]:
 
 @attrs.define(eq=False)
 class Run:
-    """The measurement itself, from encoded prompts to the summary. `decode` is handed in, so that tests can lie."""
+    """The measurement itself, from encoded prompts to the summary. `decode` is handed in, so that tests can lie.
+
+    failed: the cells that raised, by name, with the reason; they are not asked again and the others go on. Without a
+    dict to note them in, and for plain decoding always, what was raised ends the run.
+    """
 
     target: Target
     suite: Suite
     cells: Sequence[Cell]
     settings: Settings
     decode: Decode
-    # token ids of every prompt that was asked, by (prompt, turn): for explaining differences
-    asked: dict[tuple[str, int], list[int]] = attrs.field(factory=dict, init=False)
+    failed: dict[str, str] | None = None
     found: list[Difference] = attrs.field(factory=list, init=False)
     entropy: float | None = attrs.field(default=None, init=False)
 
@@ -301,75 +304,120 @@ class Run:
         try:
             for group in self.groups(show_progress):
                 records += group
-                for record in group:
-                    writer.append(record)
+                writer.extend(group)
                 if self.settings.same_text:
                     self.found += self.explained(group)
         except KeyboardInterrupt:
             if records:
-                writer.finish(self.summary(records, conditions, started, complete=False))
+                seconds = time.perf_counter() - started
+                writer.finish(self.summary(records, conditions, seconds, complete=False))
             if show_progress:
                 done = f"{len({r.prompt for r in records})} of {len(self.suite.prompts)} prompts"
                 console.print(f"stopped after {done}; they are in {writer.directory}", markup=False, soft_wrap=True)
             raise
-        summary = self.summary(records, conditions, started, complete=True)
+        summary = self.summary(records, conditions, time.perf_counter() - started, complete=True)
         writer.finish(summary)
         return summary
 
     def explained(self, records: Sequence[Record]) -> list[Difference]:
-        """The differences within some records, each with its gap."""
+        """The differences within some records, each with its gap. All turns of their prompts must be among them."""
         answers = {(r.cell, *r.key): r.tokens for r in records}
-        return [self.explain(d, answers[d.cell, d.prompt, d.turn, d.repeat]) for d in differences(records)]
+        numbers = {prompt.id: number for number, prompt in enumerate(self.suite.prompts)}
+        found = []
+        for d in differences(records):
+            number = numbers[d.prompt]
+            said = [self._plain_texts(records, [number], turn)[number] for turn in range(d.turn)]
+            asked = self._encode(self.suite.prompts[number], said)
+            found.append(self.explain(d, number, asked, answers[d.cell, d.prompt, d.turn, d.repeat]))
+        return found
 
     def warm_up(self) -> None:
         """Every cell answers the first prompts, a batch at a time and briefly, so that nobody pays for first calls."""
         brief = attrs.evolve(self.settings, max_new_tokens=min(WARM_UP_TOKENS, self.settings.max_new_tokens))
         size, count = self.settings.batch_size, len(self.suite.prompts)
         for start in range(0, min(self.settings.warmup * size, count), size):
-            numbers = range(start, min(start + size, count))
+            numbers = self.members(start)
             ids = [self._encode(self.suite.prompts[number], []) for number in numbers]
             for cell in self.cells:
-                self.decode(cell, ids, numbers, brief)
+                self._try(cell, ids, numbers, brief)
+
+    @property
+    def starts(self) -> range:
+        """The number of the first prompt of every group: prompts of a group are decoded together."""
+        return range(0, len(self.suite.prompts), self.settings.batch_size)
+
+    def members(self, start: int, turn: int = 0) -> list[int]:
+        """The numbers of the prompts of a group that have such a turn."""
+        numbers = range(start, min(start + self.settings.batch_size, len(self.suite.prompts)))
+        return [number for number in numbers if turn < self.turns(number)]
+
+    def turns(self, number: int) -> int:
+        """How many turns of a prompt are asked."""
+        return len(self.suite.prompts[number].turns) if self.settings.turns == "all" else 1
 
     def groups(self, show_progress: bool = False) -> Iterator[list[Record]]:
         """The records of one group of prompts at a time: all turns, repeats and cells. No half-done group is seen."""
-        prompts, size = self.suite.prompts, self.settings.batch_size
-        turns = [self._turns(prompt) for prompt in prompts]
-        total = sum(turns) * len(self.cells) * self.settings.repeats
-        title = f"{self.suite.name}: {len(prompts)} prompts, {len(self.cells)} rows"
-        order = np.random.default_rng(abs(self.settings.seed))
+        count = len(self.suite.prompts)
+        total = sum(map(self.turns, range(count))) * len(self.cells) * self.settings.repeats
+        title = f"{self.suite.name}: {count} prompts, {len(self.cells)} rows"
         with progress(title, total, "answers/s") if show_progress else nullcontext(None) as bar:
-            for start in range(0, len(prompts), size):
-                yield self._group(range(start, min(start + size, len(prompts))), order, bar or _ignore)
+            for start in self.starts:
+                yield self.group(start, bar or _ignore)
                 if bar is not None:
-                    bar.remark(f"{min(start + size, len(prompts))} of {len(prompts)} prompts")
+                    bar.remark(f"{self.members(start)[-1] + 1} of {count} prompts")
 
-    def _turns(self, prompt: Prompt) -> int:
-        return len(prompt.turns) if self.settings.turns == "all" else 1
-
-    def _group(
-        self, numbers: Sequence[int], order: np.random.Generator, advance: Callable[[float], None]
+    def group(
+        self, start: int, advance: Callable[[float], None] | None = None, kept: Sequence[Record] = ()
     ) -> list[Record]:
-        records: list[Record] = []
-        said: dict[int, list[str]] = {number: [] for number in numbers}
-        for turn in range(max(self._turns(self.suite.prompts[number]) for number in numbers)):
-            members = [number for number in numbers if turn < self._turns(self.suite.prompts[number])]
-            ids = [self._encode(self.suite.prompts[number], said[number]) for number in members]
-            for number, prompt_ids in zip(members, ids, strict=True):
-                self.asked[self.suite.prompts[number].id, turn] = prompt_ids
-            for repeat in range(self.settings.repeats):
-                for index in order.permutation(len(self.cells)):
-                    records += self._answers(self.cells[index], members, ids, turn, repeat)
-                    advance(len(members))
-            if turn + 1 < max(self._turns(self.suite.prompts[number]) for number in numbers):
-                for number, text in self._plain_texts(records, members, turn).items():
+        """What the group that begins with prompt `start` answers, in the order it was decoded.
+
+        kept: records of this group that there are already; what they hold is not decoded again.
+        """
+        there = {(r.cell, r.turn, r.repeat) for r in kept}
+        fresh: list[Record] = []
+        said: dict[int, list[str]] = {number: [] for number in self.members(start)}
+        turn = 0
+        while members := self.members(start, turn):
+            if turn:
+                for number, text in self._plain_texts([*kept, *fresh], members, turn - 1).items():
                     said[number].append(text)
-        return records
+            ids = [self._encode(self.suite.prompts[number], said[number]) for number in members]
+            for repeat in range(self.settings.repeats):
+                for cell in self._order(start, turn, repeat):
+                    if (cell.name, turn, repeat) not in there:
+                        fresh += self._answers(cell, members, ids, turn, repeat)
+                        (advance or _ignore)(len(members))
+            turn += 1
+        return fresh
+
+    def _order(self, start: int, turn: int, repeat: int) -> list[Cell]:
+        """The cells in a random order that hangs on seed and place alone: leaving one out does not move the others."""
+
+        def lot(cell: Cell) -> bytes:
+            return hashlib.sha256(f"{self.settings.seed} {start} {turn} {repeat} {cell.name}".encode()).digest()
+
+        return sorted(self.cells, key=lot)
+
+    def _try(
+        self, cell: Cell, ids: Sequence[Sequence[int]], numbers: Sequence[int], settings: Settings
+    ) -> list[dict[str, Any]]:
+        """What the cell answers; nothing when it fails or has failed before."""
+        if self.failed is None or cell.name == PLAIN:
+            return self.decode(cell, ids, numbers, settings)
+        if cell.name in self.failed:
+            return []
+        try:
+            return self.decode(cell, ids, numbers, settings)
+        except Exception as error:  # whatever a drafter may raise: its own cell's trouble, not the others'
+            place = f"prompt {self.suite.prompts[numbers[0]].id!r}"
+            self.failed[cell.name] = f"{place}: {type(error).__name__}: {' '.join(str(error).split())}"
+            return []
 
     def _answers(
         self, cell: Cell, members: Sequence[int], ids: Sequence[Sequence[int]], turn: int, repeat: int
     ) -> list[Record]:
         size = self.settings.batch_size
+        answers = self._try(cell, ids, members, self.settings)
         return [
             Record(
                 cell=cell.name,
@@ -383,9 +431,7 @@ class Run:
                 prompt_tokens=len(prompt_ids),
                 **counters,
             )
-            for number, prompt_ids, counters in zip(
-                members, ids, self.decode(cell, ids, members, self.settings), strict=True
-            )
+            for number, prompt_ids, counters in zip(members, ids, answers, strict=bool(answers))
         ]
 
     def _plain_texts(self, records: Sequence[Record], members: Sequence[int], turn: int) -> dict[int, str]:
@@ -401,31 +447,30 @@ class Run:
         talk.append({"role": "user", "content": prompt.turns[len(said)]})
         return self.target.encode_chat(talk, thinking=self.settings.thinking)
 
-    def explain(self, difference: Difference, answer: Sequence[int]) -> Difference:
+    def explain(self, difference: Difference, number: int, asked: Sequence[int], answer: Sequence[int]) -> Difference:
         """The difference with the target's gap between the two tokens: one more forward, on the common text.
 
-        The gap is of logits; when sampling, of the scores that `match` chooses by (processed logits + noise).
+        number: of the prompt, which keys its noise. The gap is of logits; when sampling, of the scores that `match`
+        chooses by (processed logits + noise).
         """
         if difference.plain_token is None or difference.token is None:
             return difference
-        prompt = self.asked[difference.prompt, difference.turn]
-        text = [*prompt, *answer[: difference.position]]
+        text = [*asked, *answer[: difference.position]]
         cache = self.target.open_cache(1, len(text), 1)
         logits = self.target.prefill(cache, [text], ()).logits
         assert logits is not None, "prefill gives the last token's logits"
-        number = next(i for i, p in enumerate(self.suite.prompts) if p.id == difference.prompt)
         scores = choice_scores(logits[:, -1], len(text), number, self.settings.sampling)
         return attrs.evolve(difference, gap=float(scores[difference.plain_token] - scores[difference.token]))
 
     def summary(
-        self, records: Sequence[Record], conditions: Mapping[str, Any], started: float, *, complete: bool
+        self, records: Sequence[Record], conditions: Mapping[str, Any], seconds: float, *, complete: bool
     ) -> dict[str, Any]:
         return {
             **summarise(records, conditions, self.found, must_be_equal=self.settings.same_text),
             "complete": complete,
             "entropy_nats": self.entropy,
             "prompts_done": len({r.prompt for r in records}),
-            "wall_seconds": round(time.perf_counter() - started, 3),
+            "wall_seconds": round(seconds, 3),
             "memory": peak_memory(self.target.device),
         }
 

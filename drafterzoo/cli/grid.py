@@ -1,0 +1,174 @@
+"""`drafterzoo grid`: run a grid of cells from a recipe, go on with one that was stopped, or only show its plan.
+
+Knows how options are typed and how a plan is shown; nothing of how anything is planned or measured.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from drafterzoo.cli.console import Json, err, out, print_json
+
+if TYPE_CHECKING:
+    from drafterzoo.evaluation.grid_plan import Cost, Plan
+
+FAILURES_SHOWN = 10
+
+
+def grid(
+    recipe: Path,
+    /,
+    *,
+    where: Annotated[str | None, Parameter(alias="-w")] = None,
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    output: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+    ray: str | None = None,
+    json: Json = False,
+) -> int:
+    """Run a grid: drafters x budgets x suites x temperatures x batch sizes x seeds.
+
+    Example: `drafterzoo grid pr_table1_small --dry-run`, then `drafterzoo grid pr_table1_small`
+
+    All cells of a table answer the same prompts, interleaved, beside plain decoding. Every prompt is saved as it is
+    done: stop it when you like (Ctrl-C, or worse), and the same command goes on. A cell that fails is recorded, the
+    rest goes on, and the next run tries it again; the exit status is then 1.
+
+    Parameters
+    ----------
+    recipe
+        A TOML file; those that come with drafterzoo lie in recipes/grids/, and their bare names are understood.
+    where
+        Only these cells, and plain decoding with them: `drafter=eagle3.1,budget=8,temperature=0`. All conditions must
+        hold; `budget=8|24` means either. Keys: drafter, suite, temperature, batch_size, seed, budget, and a budget's
+        nodes, depth, grow, offer, reconsider.
+    dry_run
+        Show the plan, and what it costs in time and on disk at most; nothing is loaded or decoded.
+    output
+        The grid's folder. Default: runs/grid-<the recipe's name>.
+    ray
+        Spread the tables over a Ray cluster: `local` (this machine), `auto` (the cluster it belongs to) or host:port.
+        All nodes must see the same files. Needs the extra `ray`.
+    """
+    from drafterzoo.evaluation.grid_recipe import read_grid_recipe
+
+    made = read_grid_recipe(_find(recipe))
+    if dry_run:
+        _show_plan(made, where, output, json)
+        return 0
+    from drafterzoo.evaluation.grid import grid as run
+
+    result = run(made, out=output, where=where, ray=ray, show_progress=True)
+    failures = result.summary["failures"]
+    if json:
+        print_json(result.summary)
+    else:
+        out().print(result.table())
+        for line in remarks(result.summary):
+            out().print(line, markup=False, soft_wrap=True)
+    err().print(f"results: {result.directory}", style="dim", markup=False, soft_wrap=True)
+    return 1 if failures else 0
+
+
+def remarks(summary: dict[str, Any]) -> list[str]:
+    """What the tables cannot say: whether texts were equal, what failed, what is missing."""
+    checked = [table["lossless"] for table in summary["tables"] if table["lossless"]["checked"]]
+    texts, different, ties = (sum(entry[key] for entry in checked) for key in ("texts", "different", "ties"))
+    lines = []
+    if checked:
+        unlike = f"{different} of {texts} differ from plain decoding's, {ties} by a tie"
+        lines.append(f"texts: {unlike if different else f'all {texts} equal plain decoding, token for token'}")
+    if len(checked) < len(summary["tables"]):
+        lines.append("texts of sampling by rejection: not compared, since they agree in distribution only")
+    for failure in summary["failures"][:FAILURES_SHOWN]:
+        lines.append(f"failed: {failure['cell']} in {failure['table']}: {failure['reason']}")
+    if len(summary["failures"]) > FAILURES_SHOWN:
+        lines.append(f"and {len(summary['failures']) - FAILURES_SHOWN} more failed, see failures.json")
+    if not summary["complete"]:
+        whole = sum(table["complete"] for table in summary["tables"])
+        lines.append(f"not complete: {whole} of {summary['planned']} tables are whole; the same command goes on")
+    return lines
+
+
+def _show_plan(recipe: Any, where: str | None, output: Path | None, json: bool) -> None:
+    from drafterzoo.evaluation.grid import place_of
+    from drafterzoo.evaluation.grid_folder import check_place
+    from drafterzoo.evaluation.grid_plan import costs, make_plan
+
+    whole = make_plan(recipe)
+    plan = make_plan(recipe, where)
+    directory = place_of(recipe, output)
+    check_place(directory, whole)
+    found = costs(plan)
+    assumed = [cost.table.suite for cost in found if not cost.load.counted]
+    words = [
+        f"time: at most, with every answer at full length and every row as slow as plain decoding, which is assumed to "
+        f"make {recipe.estimate.tokens_per_second:g} tokens/s; prefill and warm-up are not in it."
+    ]
+    if assumed:
+        names = ", ".join(dict.fromkeys(assumed))
+        words.append(f"prompts: of {names} as the recipe assumes, since their files are not here; others are counted.")
+    if json:
+        print_json(_as_dict(plan, found, directory, words))
+        return
+    out().print(_plan_table(plan, found))
+    for line in words:
+        out().print(line, markup=False)
+    out().print(f"target: {recipe.target}; results would go to {directory}", markup=False, soft_wrap=True)
+
+
+def _as_dict(plan: Plan, found: list[Cost], directory: Path, words: list[str]) -> dict[str, Any]:
+    tables = [cost.as_dict() for cost in found]
+    return {
+        "name": plan.recipe.name,
+        "target": plan.recipe.target,
+        "directory": directory,
+        "tables": tables,
+        "total": {key: sum(t[key] for t in tables) for key in ("rows", "answers", "tokens", "seconds", "disk_bytes")},
+        "assumptions": {"tokens_per_second": plan.recipe.estimate.tokens_per_second, "said": words},
+    }
+
+
+def _plan_table(plan: Plan, found: list[Cost]) -> Any:
+    """The plan for a terminal: a line per table, then its cells once."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Group
+    from rich.filesize import decimal
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(
+        box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=plan.recipe.name, title_justify="left", title_style="bold"
+    )
+    for name in ("suite", "T", "n", "seed", "prompts", "rows", "answers", "tokens", "time", "disk"):
+        drawn.add_column(name, justify="left" if name == "suite" else "right", overflow="fold")
+    for cost in found:
+        table = cost.table
+        prompts = f"{cost.load.prompts}{'' if cost.load.counted else ' (assumed)'}"
+        drawn.add_row(
+            Text(table.suite), f"{table.temperature:g}", str(table.batch_size), str(table.seed), prompts,
+            str(cost.rows), f"{cost.answers:,}", f"{cost.tokens:,}", _duration(cost.seconds), decimal(cost.disk_bytes),
+        )  # fmt: skip
+    drawn.add_section()
+    drawn.add_row(
+        "in all", "", "", "", "", "", f"{sum(c.answers for c in found):,}", f"{sum(c.tokens for c in found):,}",
+        _duration(sum(c.seconds for c in found)), decimal(sum(c.disk_bytes for c in found)),
+    )  # fmt: skip
+    cells = dict.fromkeys(cell.name for table in plan.tables for cell in table.cells)
+    return Group(drawn, Text(f"rows: plain decoding, {', '.join(cells)}"))
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:,.1f} h"
+
+
+def _find(recipe: Path) -> Path:
+    """A recipe's file: as typed, or by its bare name among those that come with the package."""
+    from drafterzoo.resources import folder
+
+    shipped = folder("recipes") / "grids" / f"{recipe.name.removesuffix('.toml')}.toml"
+    return shipped if not recipe.exists() and len(recipe.parts) == 1 and shipped.is_file() else recipe
