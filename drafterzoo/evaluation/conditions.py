@@ -128,25 +128,31 @@ def conditions_key(conditions: Mapping[str, Any]) -> str:
 def check_comparable(runs: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise UsageError, naming every field that differs, unless all runs (name -> conditions) may share a table."""
     (first, reference), *others = runs.items()
-    flat = dict(_flatten(reference))
     for name, conditions in others:
         if conditions_key(conditions) == conditions_key(reference):
             continue
-        other = dict(_flatten(conditions))
-        keys = [key for key in {**flat, **other} if flat.get(key, "absent") != other.get(key, "absent")]
-        fields = ", ".join(f"{key} ({flat.get(key, 'absent')!r} against {other.get(key, 'absent')!r})" for key in keys)
+        fields = ", ".join(f"{key} ({a!r} against {b!r})" for key, (a, b) in differing(reference, conditions).items())
         raise UsageError(
             f"{first} and {name} cannot stand in one table, since they differ in {fields}; "
             f"run them alike, or table them apart."
         )
 
 
-def _flatten(conditions: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def differing(*several: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """The fields in which some conditions differ, rows' own left out: `sampling.temperature` -> the value of each."""
+    flat = [dict(flatten(conditions)) for conditions in several]
+    fields = dict.fromkeys(key for one in flat for key in one)
+    values = {key: tuple(one.get(key, "absent") for one in flat) for key in fields}
+    return {key: each for key, each in values.items() if any(value != each[0] for value in each)}
+
+
+def flatten(conditions: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(field, value) of everything that counts for a table: `target.name`, `run.batch_size`, ..."""
     for key, value in conditions.items():
         if not prefix and key in OF_A_ROW:
             continue
         if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
