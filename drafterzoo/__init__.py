@@ -26,6 +26,7 @@ _PUBLIC = {
     "register_format": "drafterzoo.registry",
     "register_suite": "drafterzoo.registry",
     "register_wrapper": "drafterzoo.registry",
+    "report": "drafterzoo.evaluation.report.write",
     "stream": "drafterzoo.generation",
     "train": "drafterzoo.training.run",
 }
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from drafterzoo.catalogue import list_checkpoints as list_checkpoints
     from drafterzoo.catalogue import load as load
     from drafterzoo.drafters.base import Drafter as Drafter
+    from drafterzoo.evaluation.report.write import report as report
     from drafterzoo.evaluation.runner import bench as bench
     from drafterzoo.generation import Generation as Generation
     from drafterzoo.generation import generate as generate

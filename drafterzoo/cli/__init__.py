@@ -26,6 +26,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "show": ("drafterzoo.cli.show:show", "Show a checkpoint: its config, its card and its sizes."),
     "generate": ("drafterzoo.cli.generate:generate", "Answer a prompt, and draw the trees it was drafted with."),
     "bench": ("drafterzoo.cli.bench:bench", "Compare drafters with plain decoding on a suite of prompts."),
+    "report": ("drafterzoo.cli.report:report", "Write one HTML page with tables and figures about benchmark results."),
     "rollout": ("drafterzoo.cli.rollout:rollout", "Let the target answer prompts, for training on its own words."),
     "train": ("drafterzoo.cli.train:train", "Train a drafter from a recipe."),
     "doctor": ("drafterzoo.cli.doctor:doctor", "Say what is installed, what it runs on, and what is broken."),

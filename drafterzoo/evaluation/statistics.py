@@ -111,9 +111,9 @@ def _resamplings(clusters: int, seed: int, draws: int) -> Array:
 def swap_test(columns: Array, seed: int = 0) -> float | None:
     """Two-sided p-value of rho = 1: were the two cells alike, swapping them within any prompts would change nothing.
 
-    columns is [C, 4] = xn, xd, yn, yd; None where there is no ratio. p is the share of swap patterns that give a |log rho| at least as large as the
-    one seen: of all 2^C patterns up to 12 clusters, of 10,000 drawn ones beyond. With C clusters it is never below
-    2 / 2^C, however long the answers are.
+    columns is [C, 4] = xn, xd, yn, yd; None where there is no ratio. p is the share of swap patterns that give a
+    |log rho| at least as large as the one seen: of all 2^C patterns up to 12 clusters, of 10,000 drawn ones beyond.
+    With C clusters it is never below 2 / 2^C, however long the answers are.
     """
     if len(columns) < 2 or np.any(columns.sum(0) <= 0):
         return None

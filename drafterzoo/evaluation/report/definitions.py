@@ -55,7 +55,7 @@ def sglang(records: Sequence[Record]) -> float | None:
 
 
 def eagle(records: Sequence[Record]) -> float | None:
-    """Accepted + 1, averaged over all rounds of all questions. Not cut at EOS. Source: EAGLE, issue 195 (its authors)."""
+    """Accepted + 1, averaged over all rounds of all questions. Not cut at EOS. Source: EAGLE, issue 195."""
     return _ratio(sum(a + 1 for r in records for a in _walked(r)), sum(r.rounds for r in records))
 
 
