@@ -19,7 +19,8 @@ from drafterzoo.errors import UsageError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-WIDTH = 5.6  # inches: one panel, still legible when a phone shows it at 340 pixels
+WIDTH = 4.6  # inches: one panel, still legible when a phone shows it at 320 pixels
+LONGEST_NAME = 21  # characters of a drafter's name that fit beside a panel; the tables show all
 MARKERS = "osD^vP*Xp<>h"
 
 
@@ -112,7 +113,7 @@ def render(picture: Picture, theme: Theme, order: Sequence[str], kind: str, *, a
         picture.draw(Canvas(axes, theme, order))
         if alone:
             figure.suptitle(picture.title, x=0.01, ha="left", fontsize=11.5, weight="bold")
-            figure.supxlabel(fill(picture.conditions, 100), x=0.01, ha="left", fontsize=6.5, color=theme.muted)
+            figure.supxlabel(fill(picture.conditions, 96), x=0.01, ha="left", fontsize=6.5, color=theme.muted)
         content = io.BytesIO()
         metadata = {"Date": None} if kind == "svg" else {"Software": None}
         figure.savefig(content, format=kind, dpi=200, metadata=metadata)
@@ -123,7 +124,7 @@ def _settings(theme: Theme, name: str) -> Any:
     return {
         "svg.hashsalt": name,  # names inside the file must not change from run to run
         "svg.fonttype": "path",
-        "font.size": 10,
+        "font.size": 9.5,
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.edgecolor": theme.line,
@@ -174,8 +175,8 @@ def key(canvas: Canvas, entries: Sequence[tuple[str, str, str]]) -> None:
 
     handles = [Line2D([], [], color=colour, marker=marker, linestyle="", markersize=7) for _, colour, marker in entries]
     legend = canvas.axes.legend(
-        handles, [name for name, _, _ in entries], loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.2,
-        ncols=min(3, len(entries)), frameon=False, handletextpad=0.2, columnspacing=1.2, fontsize=9.5,
+        handles, [brief(name) for name, _, _ in entries], loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.2,
+        ncols=min(3, len(entries)), frameon=False, handletextpad=0.2, columnspacing=1.2, fontsize=9,
     )  # fmt: skip
     for text, (_, colour, _) in zip(legend.get_texts(), entries, strict=True):
         text.set_color(canvas.theme.ink if colour == canvas.theme.parts[-1] else colour)
@@ -186,23 +187,30 @@ def name_ends(canvas: Canvas, ends: Sequence[End]) -> None:
     axes = canvas.axes
     low, high = axes.get_ylim()
     axes.set_ylim(low, high)
+    gap = 0.068 * (high - low)
     last = max((end.x for end in ends), default=0)
     at_edge = sorted((end for end in ends if end.x == last), key=lambda end: end.y)
-    for end, place in zip(at_edge, _apart([end.y for end in at_edge], 0.065 * (high - low), high), strict=True):
-        axes.text(1.02, place, end.name, transform=edge(axes), va="center", color=end.colour, fontsize=9.5)
+    for end, place in zip(at_edge, _apart([end.y for end in at_edge], gap, high), strict=True):
+        axes.text(1.02, place, brief(end.name), transform=edge(axes), va="center", color=end.colour, fontsize=9)
     named = {end.name for end in at_edge}
-    for end in sorted(ends, key=lambda end: -end.x):
-        if end.name not in named:
-            named.add(end.name)
+    others = {end.name: end for end in sorted(ends, key=lambda end: end.x) if end.name not in named}
+    for x in sorted({end.x for end in others.values()}):
+        here = sorted((end for end in others.values() if end.x == x), key=lambda end: end.y)
+        for end, place in zip(here, _apart([end.y for end in here], gap, high), strict=True):
             axes.annotate(
-                end.name,
-                (end.x, end.y),
+                brief(end.name),
+                (x, place),
                 (8, 0),
                 textcoords="offset points",
                 va="center",
                 color=end.colour,
-                fontsize=9.5,
+                fontsize=9,
             )
+
+
+def brief(name: str) -> str:
+    """A drafter's name, cut to what fits beside a panel."""
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
 
 
 def _apart(heights: Sequence[float], gap: float, top: float) -> list[float]:

@@ -9,12 +9,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drafterzoo.evaluation.conditions import conditions_key
-from drafterzoo.evaluation.report.canvas import Canvas, End, Picture, edge, key, line, name_ends, reference, whisker
+from drafterzoo.evaluation.report.canvas import (
+    Canvas,
+    End,
+    Picture,
+    brief,
+    edge,
+    key,
+    line,
+    name_ends,
+    reference,
+    whisker,
+)
 from drafterzoo.evaluation.report.collect import Collection, Row, Section
 from drafterzoo.evaluation.summary import PLAIN
 from drafterzoo.evaluation.tables import conditions_line, interval, number, short_budget
 
-LINE = 0.27  # inches for one row of a panel that lists rows
+LINE = 0.25  # inches for one row of a panel that lists rows
 PARTS = ("draft", "verify", "rest")
 PART_NAMES = {"draft": "drafter", "verify": "target's forward", "rest": "all else"}
 
@@ -79,10 +90,16 @@ def _leaderboard(section: Section, what: str) -> Picture:
             if ratio["value"] is not None:
                 whisker(canvas, row.name, ratio, place)
             axes.text(
-                -0.015, place, row.name, transform=edge(axes), va="center", ha="right", color=canvas.colour(row.name)
+                -0.015,
+                place,
+                brief(row.name),
+                transform=edge(axes),
+                va="center",
+                ha="right",
+                color=canvas.colour(row.name),
             )
             text = interval(ratio).replace("x", "" if tau else "×", 1)
-            axes.text(1.02, place, text, transform=edge(axes), va="center", ha="left", fontsize=9)
+            axes.text(1.02, place, text, transform=edge(axes), va="center", ha="left", fontsize=8.5)
             place += 1
         reference(axes, theme, 1.0)
         axes.set_ylim(slots - 0.4, -0.6)
@@ -127,10 +144,13 @@ def _curve(section: Section, what: str) -> Picture:
         axes.set_ylabel("τ, bonus counted" if tau else "speed-up over plain")
         name_ends(canvas, ends)
         if several:
+            edge_shapes = [shape for x_end, shape in shapes if x_end == nodes[-1]]
             for (x_end, shape), heights in shapes.items():
+                if edge_shapes == [shape]:
+                    continue  # named by the drafters beside it
                 axes.annotate(
                     shape, (x_end, max(heights)), (0, 9), textcoords="offset points", ha="center",
-                    color=canvas.theme.muted, fontsize=9,
+                    color=canvas.theme.muted, fontsize=8.5,
                 )  # fmt: skip
 
     title = "τ against budget" if tau else "Speed-up against budget"
@@ -138,7 +158,7 @@ def _curve(section: Section, what: str) -> Picture:
         f"{name} {shape}: " + ", ".join(f"{nodes} nodes {interval(ratio)}" for nodes, ratio in points)
         for (name, shape), points in lines.items()
     )
-    caption = "Bars: 95 % intervals over prompts." + (" Dashed: chains." if several else "")
+    caption = "Bars: 95 % intervals over prompts." + (" Chains: dashed, or apart." if several else "")
     name = f"{section.number}-budget-{'tau' if tau else 'speedup'}"
     return Picture(
         name,
@@ -187,7 +207,7 @@ def _depths(section: Section, budget: str, what: str) -> Picture:
     )
     file = f"{section.number}-{what}-{_plain_word(short_budget(budget))}"
     return Picture(
-        file, title, caption, f"{title}, depth 1 onwards. {said}.", 3.3, draw, conditions_line(section.conditions)
+        file, title, caption, f"{title}, depth 1 onwards. {said}.", 2.9, draw, conditions_line(section.conditions)
     )
 
 
@@ -210,7 +230,7 @@ def _breakdown(section: Section) -> Picture:
                         color=theme.surface if part != "rest" else theme.ink,
                     )  # fmt: skip
                 left += value
-            axes.text(left + 0.01 * longest, place, f" {left:.1f} ms", va="center", fontsize=9)
+            axes.text(left + 0.01 * longest, place, f" {left:.1f} ms", va="center", fontsize=8.5)
             axes.text(
                 -0.015, place, names[place], transform=edge(axes), va="center", ha="right",
                 color=theme.ink if row.plain else canvas.colour(row.name),
@@ -312,7 +332,7 @@ def _batches(sections: Sequence[Section], budget: str) -> Picture:
     )
     caption = "Each over plain decoding at the same batch size. Bars: 95 % intervals over batches of prompts."
     file = f"{sections[0].number}-batch-{_plain_word(short_budget(budget))}"
-    return Picture(file, title, caption, f"{title}. {said}.", 3.5, draw, conditions_line(sections[0].conditions))
+    return Picture(file, title, caption, f"{title}. {said}.", 3.0, draw, conditions_line(sections[0].conditions))
 
 
 # ------------------------------------------------------------------------------------------------------------- words
@@ -329,7 +349,7 @@ def _shape(row: Row) -> str:
 
 
 def _long_name(row: Row) -> str:
-    return "plain" if row.figures["cell"] == PLAIN else f"{row.name} {short_budget(row.figures['budget'])}"
+    return "plain" if row.figures["cell"] == PLAIN else f"{brief(row.name)} {short_budget(row.figures['budget'])}"
 
 
 def _batch_size(section: Section) -> int:

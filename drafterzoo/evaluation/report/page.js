@@ -7,6 +7,7 @@ function sortBy(head) {
   const usual = head.classList.contains("words") ? "ascending" : "descending";
   const other = usual === "ascending" ? "descending" : "ascending";
   const order = head.getAttribute("aria-sort") === usual ? other : usual;
+  for (const row of table.querySelectorAll("tr.group")) row.classList.remove("group");  // groups hold in one order only
   for (const each of table.querySelectorAll("thead th")) each.removeAttribute("aria-sort");
   head.setAttribute("aria-sort", order);
   const body = table.tBodies[0];

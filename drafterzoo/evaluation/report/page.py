@@ -1,7 +1,7 @@
 """The HTML page: one self-contained file from a template, with every figure, style and script inside.
 
-Knows the template and what it is filled with; nothing of how numbers were computed or tables were worded. Nothing on the
-page is loaded from anywhere: figures are inlined, styles and the script are small and lie beside the template.
+Knows the template and what it is filled with; nothing of how numbers were computed or tables were worded. Nothing on
+the page is loaded from anywhere: figures are inlined, styles and the script are small and lie beside the template.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def inlined(picture: Picture, order: Sequence[str]) -> dict[str, str]:
 
 def _section(section: Section, collection: Collection) -> dict[str, Any]:
     """What the template needs of a section."""
-    tables = (tabulate.head_to_head, tabulate.best_budgets, tabulate.categories, tabulate.depths, tabulate.costs)
+    folded = (tabulate.best_budgets, tabulate.categories, tabulate.depths, tabulate.costs, tabulate.conditions)
     return {
         "number": section.number,
         "title": heading(section),
@@ -73,8 +73,8 @@ def _section(section: Section, collection: Collection) -> dict[str, Any]:
         "verdicts": tabulate.verdicts(section),
         "leaderboard": tabulate.leaderboard(section, collection),
         "pictures": section_pictures(section),
-        "tables": [table for make in tables if (table := make(section)) is not None],
-        "conditions": tabulate.conditions(section),
+        "pairs": tabulate.head_to_head(section),
+        "folded": [table for make in folded if (table := make(section)) is not None],
     }
 
 
@@ -93,6 +93,10 @@ def _title(collection: Collection) -> str:
     return f"Drafters on {', '.join(suites)}, target {', '.join(targets)}"
 
 
+def _gap(gap: float | None) -> str:
+    return "gap not recorded" if gap is None else f"logit gap {gap:.2g}"
+
+
 def lossless(section: Section) -> dict[str, Any]:
     """Whether every text was plain decoding's: a `state` (equal, ties, differ, unchecked), a `text`, and `places`."""
     checks = [run.summary["lossless"] for run in section.runs]
@@ -100,7 +104,7 @@ def lossless(section: Section) -> dict[str, Any]:
     unknown = sum(d["gap"] is None for check in checks for d in check["differences"])
     places = [
         f"{d['cell']}, prompt {d['prompt']}, turn {d['turn'] + 1}, token {d['position']}: {d['token']} instead of "
-        f"{d['plain_token']} ({'gap not recorded' if d['gap'] is None else 'logit gap %.2g' % d['gap']})"
+        f"{d['plain_token']} ({_gap(d['gap'])})"
         for check in checks
         for d in check["differences"]
     ]

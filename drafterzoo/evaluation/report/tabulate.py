@@ -20,7 +20,7 @@ WITHDRAWN = "†"
 
 @attrs.frozen
 class Column:
-    """title; what its cells are called when copied as CSV, one name for each value of a cell; whether they are words."""
+    """title; csv: what its cells are called when copied, one name for each value of a cell; words: not numbers."""
 
     title: str
     csv: tuple[str, ...] = attrs.field(default=attrs.Factory(lambda self: (self.title,), takes_self=True))
@@ -52,12 +52,14 @@ class Table:
     notes: tuple[str, ...] = ()
 
 
+LABELS = (Column("drafter", words=True), Column("budget", words=True))
+
+
 def leaderboard(section: Section, collection: Collection) -> Table:
     """Every row, budget by budget, ranked by pooled τ, with what it costs beside it."""
     definition = collection.definition
     columns = [
-        Column("budget", words=True),
-        Column("drafter", words=True),
+        *LABELS,
         _ratio_column("τ with bonus [95 %]", "tau"),
         Column("τ macro"),
         *([Column(f"τ by {definition.project} ‡", (f"tau_{definition.name}",))] if definition else []),
@@ -76,7 +78,7 @@ def leaderboard(section: Section, collection: Collection) -> Table:
         figures = row.figures
         speed = _plain_speed() if row.plain else _verdict(section.speed(row), best=row in best["speed"])
         rows.append((
-            _budget(row), _drafter(row),
+            _drafter(row), _budget(row),
             _ratio(row.tau, unit="", best=row in best["tau"]), _number(figures["tau_macro"]),
             *([_number(row.other)] if definition else []),
             _number(figures["accepted_per_round"]), speed, _number(figures["tokens_per_second"], 1),
@@ -112,8 +114,7 @@ def head_to_head(section: Section) -> Table | None:
     if not section.comparisons:
         return None
     columns = (
-        Column("budget", words=True),
-        Column("drafter", words=True),
+        *LABELS,
         Column("against", words=True),
         _ratio_column("τ ratio [95 %]", "tau_ratio"),
         Column("p (τ)", ("tau_p_holm",)),
@@ -122,7 +123,7 @@ def head_to_head(section: Section) -> Table | None:
     )
     rows = tuple(
         (
-            _budget(c.row), _drafter(c.row), _drafter(c.against),
+            _drafter(c.row), _budget(c.row), _drafter(c.against),
             _verdict(c.tau), _p(c.tau), _verdict(c.speed), _p(c.speed),
         )
         for c in section.comparisons
@@ -145,8 +146,9 @@ def best_budgets(section: Section) -> Table | None:
     if len(section.budgets) < 2:
         return None
     columns = (
-        Column("drafter", words=True), Column("its best budget", words=True), _ratio_column("speed-up [95 %]", "speedup"),
-        _ratio_column("τ with bonus [95 %]", "tau"), Column("forwards", ("forwards_per_round",)), Column("ms/round"),
+        Column("drafter", words=True), Column("its best budget", words=True),
+        _ratio_column("speed-up [95 %]", "speedup"), _ratio_column("τ with bonus [95 %]", "tau"),
+        Column("forwards", ("forwards_per_round",)), Column("ms/round", ("milliseconds_per_round",)),
     )  # fmt: skip
     rows = []
     for name in section.drafters:
@@ -167,7 +169,7 @@ def depths(section: Section) -> Table | None:
     if not deepest:
         return None
     columns = (
-        Column("budget", words=True), Column("drafter", words=True), Column("share", words=True),
+        *LABELS, Column("share", words=True),
         *(Column(str(d)) for d in range(1, deepest + 1)),
     )  # fmt: skip
     rows = []
@@ -175,7 +177,7 @@ def depths(section: Section) -> Table | None:
         for kind in ("survival", "conditional"):
             values = [_number(value, 3) for value in row.figures[kind]]
             cells = values + [Cell(NOTHING)] * (deepest - len(values))
-            rows.append((_budget(row), _drafter(row), Cell(kind, kind), *cells))
+            rows.append((_drafter(row), _budget(row), Cell(kind, kind), *cells))
     note = (
         "Survival: of all rounds, those that committed at least that many drafts; the shares add up to the accepted "
         "drafts. Conditional: of the rounds that accepted all above and whose answer went on, those that accepted this "
@@ -187,9 +189,10 @@ def depths(section: Section) -> Table | None:
 def costs(section: Section) -> Table:
     """Milliseconds of a round, and their shares."""
     columns = (
-        Column("budget", words=True), Column("drafter", words=True), Column("drafter, ms", ("draft_ms",)),
-        Column("target, ms", ("verify_ms",)), Column("rest, ms", ("rest_ms",)), Column("drafter, %", ("draft_percent",)),
-        Column("target, %", ("verify_percent",)), Column("rest, %", ("rest_percent",)), Column("rounds"), Column("tokens"),
+        *LABELS, Column("drafter, ms", ("draft_ms",)), Column("target, ms", ("verify_ms",)),
+        Column("rest, ms", ("rest_ms",)), Column("drafter, %", ("draft_percent",)),
+        Column("target, %", ("verify_percent",)), Column("rest, %", ("rest_percent",)),
+        Column("rounds"), Column("tokens"),
     )  # fmt: skip
     rows = []
     for row in section.rows:
@@ -200,7 +203,7 @@ def costs(section: Section) -> Table:
             Cell(f"{row.figures[name]:,}", row.figures[name], (str(row.figures[name]),))
             for name in ("rounds", "tokens")
         ]
-        rows.append((_budget(row), _drafter(row), *cells, *counts))
+        rows.append((_drafter(row), _budget(row), *cells, *counts))
     note = (
         "Mean time of a round in the drafter, in the target's forward, and in all else (acceptance, caches, the loop)."
     )
@@ -212,7 +215,7 @@ def categories(section: Section) -> Table | None:
     kinds = section.rows[0].figures["categories"]
     if len(kinds) < 2:
         return None
-    columns = [Column("budget", words=True), Column("drafter", words=True)]
+    columns = [*LABELS]
     for kind, figures in kinds.items():
         columns += [Column(f"{kind} ({figures['answers']}): τ", (f"{kind}_tau",)), Column("×", (f"{kind}_speedup",))]
     rows = []
@@ -221,7 +224,7 @@ def categories(section: Section) -> Table | None:
         for kind in kinds:
             figures = row.figures["categories"].get(kind, {})
             cells += [_number(figures.get("tau")), _number(figures.get("speedup", {}).get("value"))]
-        rows.append((_budget(row), _drafter(row), *cells))
+        rows.append((_drafter(row), _budget(row), *cells))
     note = "In brackets: answers of that kind. τ with the bonus token, pooled; ×: speed-up over plain decoding on them."
     return Table(f"categories-{section.number}", "By kind of prompt", tuple(columns), tuple(rows), (note,))
 
@@ -245,8 +248,8 @@ def overview(collection: Collection) -> Table | None:
         return None
     fields = collection.differing
     columns = (
-        Column("section"), *(Column(field, words=True) for field in fields), Column("highest τ", words=True),
-        Column("largest speed-up", words=True),
+        Column("section", words=True), *(Column(field, words=True) for field in fields),
+        Column("highest τ", words=True), Column("largest speed-up", words=True),
     )  # fmt: skip
     rows = []
     for index, section in enumerate(collection.sections):
@@ -272,14 +275,14 @@ def _leaders(section: Section) -> tuple[Cell, Cell]:
     return cells[0], cells[1]
 
 
-def verdicts(section: Section) -> list[str]:
-    """For every budget with several drafters, one sentence: who leads, by how much, and whether it is real."""
+def verdicts(section: Section) -> list[tuple[str, str]]:
+    """For every budget with several drafters, one sentence: who leads, by how much, and whether it is significant."""
     sentences = []
     for budget in section.budgets:
         pairs = [c for c in section.comparisons if c.row.figures["budget"] == budget]
         rows = [row for row in section.drafted if row.figures["budget"] == budget and row.figures["speedup"]["value"]]
         if len(rows) > 1 and (pair := _fastest(rows, pairs)) is not None:
-            sentences.append(f"{short_budget(budget)}: {pair}")
+            sentences.append((short_budget(budget), pair))
     return sentences
 
 
@@ -289,10 +292,10 @@ def _fastest(rows: Sequence[Row], pairs: Iterable[Comparison]) -> str | None:
         if {c.row.name, c.against.name} == {first.name, second.name} and c.speed is not None:
             ratio = c.speed.ratio if c.row is first else _inverse(c.speed.ratio)
             how = interval(ratio.as_dict()).replace("x", "×", 1)
-            real = "a real difference" if c.speed.clear else "not a significant difference"
+            real = "a significant difference" if c.speed.clear else "not a significant difference"
             return (
-                f"{first.name} is the fastest, {first.figures['speedup']['value']:.2f}× plain decoding; over "
-                f"{second.name}, the next, {how}: {real}."
+                f"{first.name} is the fastest, {first.figures['speedup']['value']:.2f}× plain decoding; over the next, "
+                f"{second.name}, {how}: {real}."
             )
     return None
 
@@ -380,8 +383,8 @@ def _best(section: Section) -> Mapping[str, list[Row]]:
 
 def _withdrawn(comparisons: int) -> str:
     return (
-        f"{WITHDRAWN} The interval leaves out 1, but a swap test finds the difference not significant at {LEVEL:.0%} once "
-        f"Holm's correction counts all {comparisons} comparisons of the column."
+        f"{WITHDRAWN} The interval leaves out 1, but a swap test finds the difference not significant at {LEVEL:.0%} "
+        f"once Holm's correction counts all {comparisons} comparisons of the column."
     )
 
 

@@ -52,8 +52,8 @@ def report(
     anything but the drafter get sections of their own. out: the report's folder, by default `report` inside the first
     directory; an older report there is replaced. definition: "vllm", "sglang", "eagle", "hass", "specforge" or
     "deepspec" adds τ as that project defines it, from the raw counters.
-    Raises UsageError (no results, an unknown definition, a folder that cannot be written, a missing extra) and DataError
-    (broken results, results of another format version), before anything is written.
+    Raises UsageError (no results, an unknown definition, a folder that cannot be written, a missing extra) and
+    DataError (broken results, results of another format version), before anything is written.
     """
     check_matplotlib()
     check_jinja()
