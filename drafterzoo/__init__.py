@@ -28,6 +28,7 @@ _PUBLIC = {
     "register_format": "drafterzoo.registry",
     "register_suite": "drafterzoo.registry",
     "register_wrapper": "drafterzoo.registry",
+    "report": "drafterzoo.evaluation.report.write",
     "stream": "drafterzoo.generation",
     "train": "drafterzoo.training.run",
 }
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from drafterzoo.drafters.base import Drafter as Drafter
     from drafterzoo.evaluation.offline.run import evaluate as evaluate
     from drafterzoo.evaluation.grid import grid as grid
+    from drafterzoo.evaluation.report.write import report as report
     from drafterzoo.evaluation.runner import bench as bench
     from drafterzoo.generation import Generation as Generation
     from drafterzoo.generation import generate as generate

@@ -325,7 +325,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     def stream(drafter: object, prompt: object, *, keep_trees: bool, **options: Any) -> list[Chunk]:
         calls.update(options, drafter=drafter, prompt=prompt)
-        counters = Round(2, 3, 3, 3, 2, 3, 0.1, 0.2, 0.0, 1, tree if keep_trees else None)
+        counters = Round(2, 3, 3, 3, 2, 3, 0.1, 0.2, 0.0, 1, tree if keep_trees else None, walked=2)
         return [Chunk(0, "The", [1], None, None), Chunk(0, " cat sat.", [2, 4, 5], counters, "length")]
 
     def load(spec: str, named: object = None) -> FakeDrafter:

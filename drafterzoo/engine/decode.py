@@ -41,9 +41,10 @@ class Round:
     """Raw counters of one target call for one request. Tokens that prefill gave belong to no round.
 
     accepted: draft nodes on the verified path; committed: tokens this call committed, the target's own included; both
-    are cut at a stop token. emitted: committed, cut at max_new_tokens too. drafted: draft nodes verified, root
-    excluded. forwards, rows: forwards of the drafter's block, and the rows a request had in them. draft_s, verify_s,
-    rest_s: seconds of the round, which `batch` requests shared.
+    are cut at a stop token. emitted: committed, cut at max_new_tokens too. walked: accepted before any cut, past a stop
+    token too: no text, but what some projects count. drafted: draft nodes verified, root excluded. forwards, rows:
+    forwards of the drafter's block, and the rows a request had in them. draft_s, verify_s, rest_s: seconds of the
+    round, which `batch` requests shared.
     """
 
     accepted: int
@@ -57,6 +58,7 @@ class Round:
     rest_s: float
     batch: int
     tree: TreeView | None = None
+    walked: int = attrs.field(kw_only=True)
 
 
 @attrs.frozen
@@ -276,6 +278,7 @@ class Batch:
                 accepted=accepted,
                 committed=len(committed),
                 emitted=0,
+                walked=facts[row][0],
                 drafted=facts[row][2],
                 forwards=counts[0],
                 rows=counts[1],

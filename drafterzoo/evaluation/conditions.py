@@ -135,8 +135,12 @@ def entropy_seen(target: Target, ids: Sequence[int], sampling: Sampling) -> floa
 
 def conditions_key(conditions: Mapping[str, Any]) -> str:
     """A hash over everything but the drafters, their budgets and the date: equal keys may share a table."""
-    rest = {name: value for name, value in conditions.items() if name not in OF_A_ROW}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(shared(conditions), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def shared(conditions: Mapping[str, Any]) -> dict[str, Any]:
+    """The conditions without the rows' own: all that the rows of one table have in common."""
+    return {key: value for key, value in conditions.items() if key not in OF_A_ROW}
 
 
 def check_comparable(runs: Mapping[str, Mapping[str, Any]]) -> None:
@@ -145,25 +149,31 @@ def check_comparable(runs: Mapping[str, Mapping[str, Any]]) -> None:
     for name, conditions in others:
         if conditions_key(conditions) == conditions_key(reference):
             continue
-        one, other = ({k: v for k, v in c.items() if k not in OF_A_ROW} for c in (reference, conditions))
-        fields = ", ".join(f"{key} ({a!r} against {b!r})" for key, a, b in unlike(one, other))
+        fields = ", ".join(f"{key} ({a!r} against {b!r})" for key, (a, b) in differing(reference, conditions).items())
         raise UsageError(
             f"{first} and {name} cannot stand in one table, since they differ in {fields}; "
             f"run them alike, or table them apart."
         )
 
 
-def unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """The keys, joined by dots, in which two nested objects differ, with both values (or `absent`)."""
-    a, b = dict(_flatten(one)), dict(_flatten(other))
-    keys = [key for key in {**a, **b} if a.get(key, "absent") != b.get(key, "absent")]
-    return [(key, a.get(key, "absent"), b.get(key, "absent")) for key in keys]
+def differing(*several: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """The fields in which some conditions differ, rows' own left out: `sampling.temperature` -> the value of each."""
+    return unlike(*map(shared, several))
 
 
-def _flatten(conditions: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def unlike(*several: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """The keys, joined by dots, in which some nested objects differ, with the value of each (or `absent`)."""
+    flat = [dict(flatten(one)) for one in several]
+    fields = dict.fromkeys(key for one in flat for key in one)
+    values = {key: tuple(one.get(key, "absent") for one in flat) for key in fields}
+    return {key: each for key, each in values.items() if any(value != each[0] for value in each)}
+
+
+def flatten(conditions: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(field, value) of all that is nested: `target.name`, `run.batch_size`, ..."""
     for key, value in conditions.items():
         if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

@@ -80,7 +80,7 @@ def check_place(directory: Path, plan: Plan) -> None:
         return
     changed = unlike(old["recipe"], plan.recipe.what_matters())
     if changed:
-        key, was, now = changed[0]
+        key, (was, now) = next(iter(changed.items()))
         more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
         raise UsageError(
             f"{directory} holds the grid {old['name']!r}, made with {key} = {was!r}, now {now!r}{more}; "
@@ -139,7 +139,7 @@ def agreed(directory: Path, conditions: Mapping[str, Any], order: Sequence[str])
     one, other = (_fixed(c, both) for c in (old, conditions))
     changed = unlike(one, other)
     if changed:
-        key, was, now = changed[0]
+        key, (was, now) = next(iter(changed.items()))
         raise UsageError(
             f"{directory}: cannot go on, since {key} was {was!r} and is {now!r}; "
             f"restore it, or name another folder with --out."

@@ -48,6 +48,7 @@ class Record:
     committed: tokens the round committed, the target's own included, cut at EOS. accepted: the draft nodes among them.
     emitted: committed, cut at the length limit too, so that len(tokens) == 1 + sum(emitted).
     nodes: draft nodes verified, root excluded.
+    walked: accepted draft nodes before the cut at EOS, which other projects count; None in results older than it.
     forwards, rows: forwards of the drafter's block, and rows in them. draft_s, verify_s, rest_s: seconds of the round.
     prefill_s, decode_s: this prompt's share of the seconds before and in the rounds (all of them when decoded alone).
     """
@@ -73,12 +74,15 @@ class Record:
     rest_s: tuple[float, ...] = attrs.field(converter=_seconds)
     prefill_s: float
     decode_s: float
+    walked: tuple[int, ...] | None = attrs.field(default=None, converter=attrs.converters.optional(_whole))
 
     def __attrs_post_init__(self) -> None:
         rounds = len(self.committed)
         for name in ("emitted", "accepted", "nodes", "forwards", "rows", "draft_s", "verify_s", "rest_s"):
             if len(getattr(self, name)) != rounds:
                 raise ValueError(f"{name} has {len(getattr(self, name))} entries, committed has {rounds}")
+        if self.walked is not None and len(self.walked) != rounds:
+            raise ValueError(f"walked has {len(self.walked)} entries, committed has {rounds}")
         if any(a > c for a, c in zip(self.accepted, self.committed, strict=True)):
             raise ValueError("a round has more accepted than committed tokens")
         if len(self.tokens) != 1 + sum(self.emitted):
@@ -103,6 +107,7 @@ class Record:
 
 
 _FIELDS = tuple(field.name for field in attrs.fields(Record))
+_REQUIRED = tuple(field.name for field in attrs.fields(Record) if field.default is attrs.NOTHING)
 
 
 @attrs.frozen
@@ -194,12 +199,16 @@ def _unwritable(directory: Path, error: OSError) -> UsageError:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write JSON beside `path`, then move it into place, so that a reader sees the old file or the whole new one."""
+    """Write JSON as `write_whole` does. Raises ValueError for what JSON has no word for, such as nan."""
+    write_whole(path, (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write beside `path`, then move it into place, so that a reader sees the old file or the whole new one."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with open(handle, "w", encoding="utf-8") as file:
-            json.dump(value, file, indent=2, ensure_ascii=False, allow_nan=False)
-            file.write("\n")
+        with open(handle, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)  # mkstemp makes private files; results are meant to be shared
@@ -277,12 +286,12 @@ def _record(line: bytes, where: str) -> Record:
         row = json.loads(line)
         if not isinstance(row, dict):
             raise DataError(f"{where}: expected an object with cell, prompt and rounds, found {type(row).__name__}.")
-        missing = [name for name in _FIELDS if name not in row]
+        missing = [name for name in _REQUIRED if name not in row]
         if missing:
             raise DataError(
                 f"{where}: {', '.join(missing)} missing; the line was not written by this version of drafterzoo."
             )
-        return Record(**{name: row[name] for name in _FIELDS})
+        return Record(**{name: row[name] for name in _FIELDS if name in row})
     except json.JSONDecodeError as error:
         raise DataError(
             f"{where}: not JSON at column {error.colno} ({error.msg}); delete the line or run the benchmark again."

@@ -246,7 +246,7 @@ def decode(
 
 def _columns(rounds: Sequence[engine.Round]) -> dict[str, list[Any]]:
     """Rounds as the lists of a Record."""
-    names = ("committed", "emitted", "accepted", "forwards", "rows", "draft_s", "verify_s", "rest_s")
+    names = ("committed", "emitted", "accepted", "walked", "forwards", "rows", "draft_s", "verify_s", "rest_s")
     columns = {name: [getattr(r, name) for r in rounds] for name in names}
     return {**columns, "nodes": [r.drafted for r in rounds]}
 

@@ -1,0 +1,1 @@
+"""Reports: one HTML page and its figures from results directories."""

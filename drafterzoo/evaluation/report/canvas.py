@@ -1,0 +1,225 @@
+"""How a report's figures are drawn: themes, one panel as SVG or PNG bytes, and the marks and names in it.
+
+Knows matplotlib and colours; nothing of results, of which figures there are, of files or HTML. Drafters are told apart
+by colour and marker together, and named where they stand wherever there is room; the colours of a theme differ for
+colour-blind readers too.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from drafterzoo.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WIDTH = 4.6  # inches: one panel, still legible when a phone shows it at 320 pixels
+LONGEST_NAME = 21  # characters of a drafter's name that fit beside a panel; the tables show all
+MARKERS = "osD^vP*Xp<>h"
+
+
+@attrs.frozen
+class Theme:
+    """Colours of a page: text and lines on a surface, one colour per drafter, one per part of a round."""
+
+    name: str
+    surface: str
+    ink: str
+    muted: str
+    line: str
+    series: tuple[str, ...]
+    parts: tuple[str, ...]
+
+
+LIGHT = Theme(
+    "light", "#ffffff", "#1b1f24", "#57606a", "#d8dee4",
+    ("#0b62b0", "#b84a00", "#7a1fd6", "#00451f", "#a84878", "#181890", "#906048", "#780078"),
+    ("#b84a00", "#0b62b0", "#8b949e"),
+)  # fmt: skip
+DARK = Theme(
+    "dark", "#161b22", "#e6edf3", "#9da7b3", "#30363d",
+    ("#6cb2f5", "#f2925c", "#dfe84a", "#f0509a", "#a8f0c0", "#8080f5", "#f04e10", "#f0d860"),
+    ("#f2925c", "#6cb2f5", "#77828e"),
+)  # fmt: skip
+
+
+@attrs.frozen(eq=False)
+class Picture:
+    """One figure. name: unique in the report, fit for a file name. alt: what it shows, with the numbers."""
+
+    name: str
+    title: str
+    caption: str
+    alt: str
+    height: float
+    draw: Callable[[Canvas], None]
+    conditions: str
+
+
+@attrs.frozen(eq=False)
+class Canvas:
+    """What a figure is drawn on: axes, the theme, and each drafter's colour and marker."""
+
+    axes: Axes
+    theme: Theme
+    order: Sequence[str]
+
+    def colour(self, name: str) -> str:
+        return self.theme.series[self.order.index(name) % len(self.theme.series)]
+
+    def marker(self, name: str) -> str:
+        return MARKERS[self.order.index(name) % len(MARKERS)]
+
+
+@attrs.frozen
+class End:
+    """Where a drafter's line ends, to be named there."""
+
+    x: float
+    y: float
+    name: str
+    colour: str
+
+
+def check_matplotlib() -> None:
+    """Raise UsageError, naming the extra, where matplotlib is not installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            "report: figures need matplotlib, which is not installed; type: pip install 'drafterzoo[plots]'."
+        ) from error
+
+
+def render(picture: Picture, theme: Theme, order: Sequence[str], kind: str, *, alone: bool = False) -> bytes:
+    """The picture as `svg` or `png` bytes; the same numbers give the same bytes.
+
+    order: all drafters of the report. alone: with its title and its conditions, for use outside the page.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_settings(theme, picture.name)):
+        height = picture.height + (0.65 if alone else 0)
+        figure: Figure = Figure(figsize=(WIDTH, height), facecolor=theme.surface, layout="constrained")
+        axes = figure.add_subplot()
+        axes.tick_params(length=0)
+        picture.draw(Canvas(axes, theme, order))
+        if alone:
+            figure.suptitle(picture.title, x=0.01, ha="left", fontsize=11.5, weight="bold")
+            figure.supxlabel(fill(picture.conditions, 96), x=0.01, ha="left", fontsize=6.5, color=theme.muted)
+        content = io.BytesIO()
+        metadata = {"Date": None} if kind == "svg" else {"Software": None}
+        figure.savefig(content, format=kind, dpi=200, metadata=metadata)
+    return content.getvalue()
+
+
+def _settings(theme: Theme, name: str) -> Any:
+    return {
+        "svg.hashsalt": name,  # names inside the file must not change from run to run
+        "svg.fonttype": "path",
+        "font.size": 9.5,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.edgecolor": theme.line,
+        "axes.labelcolor": theme.muted,
+        "axes.facecolor": theme.surface,
+        "text.color": theme.ink,
+        "xtick.color": theme.muted,
+        "ytick.color": theme.muted,
+        "grid.color": theme.line,
+        "grid.linewidth": 0.8,
+        "axes.axisbelow": True,
+    }
+
+
+def whisker(canvas: Canvas, name: str, ratio: Mapping[str, Any], place: float) -> None:
+    """A value with its 95 % interval, on one row of a panel."""
+    axes, colour = canvas.axes, canvas.colour(name)
+    if ratio["low"] is not None:
+        axes.plot([ratio["low"], ratio["high"]], [place, place], color=colour, linewidth=2.4, alpha=0.55)
+    axes.plot([ratio["value"]], [place], color=colour, marker=canvas.marker(name), markersize=7)
+
+
+def line(canvas: Canvas, name: str, points: Sequence[tuple[int, Mapping[str, Any]]], style: str = "-") -> End:
+    """A drafter's values over sizes, with a bar for each interval. points: (size, ratio with value, low, high)."""
+    x, y, colour = [size for size, _ in points], [ratio["value"] for _, ratio in points], canvas.colour(name)
+    canvas.axes.plot(x, y, style, color=colour, marker=canvas.marker(name), markersize=6, linewidth=1.8)
+    for size, ratio in points:
+        if ratio["low"] is not None:
+            bar = [ratio["low"], ratio["high"]]
+            canvas.axes.plot([size, size], bar, color=colour, linewidth=1.2, alpha=0.55)
+    return End(x[-1], y[-1], name, colour)
+
+
+def reference(axes: Axes, theme: Theme, value: float, horizontal: bool = False) -> None:
+    """The line of plain decoding."""
+    draw = axes.axhline if horizontal else axes.axvline
+    draw(value, color=theme.muted, linewidth=1, linestyle=(0, (2, 2)), zorder=1)
+
+
+def edge(axes: Axes) -> Any:
+    """Coordinates for text beside a panel: x in the panel's width, y in data."""
+    return axes.get_yaxis_transform()
+
+
+def key(canvas: Canvas, entries: Sequence[tuple[str, str, str]]) -> None:
+    """Coloured names above the panel, for where names cannot stand beside what they name."""
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], color=colour, marker=marker, linestyle="", markersize=7) for _, colour, marker in entries]
+    legend = canvas.axes.legend(
+        handles, [brief(name) for name, _, _ in entries], loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.2,
+        ncols=min(3, len(entries)), frameon=False, handletextpad=0.2, columnspacing=1.2, fontsize=9,
+    )  # fmt: skip
+    for text, (_, colour, _) in zip(legend.get_texts(), entries, strict=True):
+        text.set_color(canvas.theme.ink if colour == canvas.theme.parts[-1] else colour)
+
+
+def name_ends(canvas: Canvas, ends: Sequence[End]) -> None:
+    """Name each drafter once: its longest line at the right edge, or where it ends when none reaches the edge."""
+    axes = canvas.axes
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high)
+    gap = 0.068 * (high - low)
+    last = max((end.x for end in ends), default=0)
+    at_edge = sorted((end for end in ends if end.x == last), key=lambda end: end.y)
+    for end, place in zip(at_edge, _apart([end.y for end in at_edge], gap, high), strict=True):
+        axes.text(1.02, place, brief(end.name), transform=edge(axes), va="center", color=end.colour, fontsize=9)
+    named = {end.name for end in at_edge}
+    others = {end.name: end for end in sorted(ends, key=lambda end: end.x) if end.name not in named}
+    for x in sorted({end.x for end in others.values()}):
+        here = sorted((end for end in others.values() if end.x == x), key=lambda end: end.y)
+        for end, place in zip(here, _apart([end.y for end in here], gap, high), strict=True):
+            axes.annotate(
+                brief(end.name),
+                (x, place),
+                (8, 0),
+                textcoords="offset points",
+                va="center",
+                color=end.colour,
+                fontsize=9,
+            )
+
+
+def brief(name: str) -> str:
+    """A drafter's name, cut to what fits beside a panel."""
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+
+
+def _apart(heights: Sequence[float], gap: float, top: float) -> list[float]:
+    """Ascending heights, moved as little as it takes to lie a gap apart and not above the top."""
+    places: list[float] = []
+    for height in heights:
+        places.append(max(height, places[-1] + gap) if places else height)
+    ceiling = top
+    for index in range(len(places) - 1, -1, -1):
+        places[index] = min(places[index], ceiling)
+        ceiling = places[index] - gap
+    return places

@@ -1,0 +1,332 @@
+"""Gathers what results directories hold: runs that may share a table become one section, all others stand apart.
+
+Knows results, conditions, summaries and statistics; nothing of figures, tables or HTML. Every number is computed from
+the raw counters anew; of a stored summary only the logit gaps of differing texts are used, for no counter holds them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from drafterzoo.budget import Budget
+from drafterzoo.engine.sampling import Sampling
+from drafterzoo.errors import DataError, UsageError
+from drafterzoo.evaluation import metrics, statistics
+from drafterzoo.evaluation.conditions import check_comparable, conditions_key, differing
+from drafterzoo.evaluation.report.definitions import Definition
+from drafterzoo.evaluation.results import CONDITIONS, ROUNDS, Record, Results, read
+from drafterzoo.evaluation.statistics import PairedRatio
+from drafterzoo.evaluation.summary import PLAIN, Difference, differences, summarise
+
+LEVEL = 0.05  # of significance, for all comparisons of one column together
+NEEDED = ("target", "suite", "prompting", "sampling", "run", "machine", "code", "drafters", "budgets", "date")
+
+
+@attrs.frozen(eq=False)
+class Run:
+    """One results directory. summary: computed anew. remarks: what a reader of its numbers must know."""
+
+    directory: Path
+    conditions: dict[str, Any]
+    records: list[Record]
+    summary: dict[str, Any]
+    remarks: list[str]
+
+    @property
+    def name(self) -> str:
+        return self.directory.name
+
+
+@attrs.frozen(eq=False)
+class Row:
+    """A drafter at a budget in one run. figures: its row of the summary. tau: pooled τ with its interval over prompts.
+
+    other: τ by the definition that was asked for, None where there is none. records: the first repeat's.
+    """
+
+    name: str
+    run: Run
+    figures: Mapping[str, Any]
+    records: list[Record]
+    tau: PairedRatio
+    other: float | None
+
+    @property
+    def plain(self) -> bool:
+        return bool(self.figures["cell"] == PLAIN)
+
+    @property
+    def timed(self) -> list[Record]:
+        """The records of all repeats."""
+        return [r for r in self.run.records if r.cell == self.figures["cell"]]
+
+    @property
+    def budget(self) -> Budget:
+        return Budget.parse(self.figures["budget"])
+
+
+@attrs.frozen
+class Verdict:
+    """A ratio, and whether it still stands when all comparisons of its column are counted.
+
+    adjusted: Holm's p-value. clear: significant, corrected. withdrawn: the interval leaves out 1, the corrected p-value
+    does not bear it out.
+    """
+
+    ratio: PairedRatio
+    adjusted: float | None
+
+    @property
+    def clear(self) -> bool:
+        return self.adjusted is not None and self.adjusted < LEVEL
+
+    @property
+    def withdrawn(self) -> bool:
+        low, high = self.ratio.low, self.ratio.high
+        return low is not None and high is not None and not low <= 1 <= high and not self.clear
+
+
+@attrs.frozen(eq=False)
+class Comparison:
+    """Two rows at one budget. speed is None where the two were timed in different runs."""
+
+    row: Row
+    against: Row
+    tau: Verdict
+    speed: Verdict | None
+
+
+@attrs.frozen(eq=False)
+class Section:
+    """Rows under equal conditions: plain decoding first, then by budget, and by pooled τ within a budget.
+
+    speeds: per row name and budget, the speed-up over plain decoding of the same run.
+    """
+
+    number: int
+    conditions: dict[str, Any]
+    runs: list[Run]
+    rows: list[Row]
+    comparisons: list[Comparison]
+    speeds: dict[tuple[str, str], Verdict]
+
+    @property
+    def drafted(self) -> list[Row]:
+        return [row for row in self.rows if not row.plain]
+
+    @property
+    def budgets(self) -> list[str]:
+        """From small to large."""
+        return list(dict.fromkeys(row.figures["budget"] for row in self.drafted))
+
+    @property
+    def drafters(self) -> list[str]:
+        """In the order the conditions give."""
+        order = list(dict.fromkeys(name for run in self.runs for name in run.conditions["drafters"]))
+        return sorted({row.name for row in self.drafted}, key=lambda name: (_base(name, order), name))
+
+    def speed(self, row: Row) -> Verdict:
+        return self.speeds[row.name, row.figures["budget"]]
+
+
+@attrs.frozen(eq=False)
+class Collection:
+    """All that a report shows. differing: the fields in which sections differ, with each section's value."""
+
+    sections: list[Section]
+    differing: dict[str, tuple[Any, ...]]
+    definition: Definition | None
+    remarks: list[str]
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for section in self.sections for run in section.runs]
+
+    @property
+    def drafters(self) -> list[str]:
+        return list(dict.fromkeys(name for section in self.sections for name in section.drafters))
+
+
+def collect(directories: Sequence[Path], definition: Definition | None = None) -> Collection:
+    """Read the directories, and whatever results lie in folders below them.
+
+    Raises UsageError when a directory holds no results, DataError when results are broken or of another version.
+    """
+    folders, remarks = find(directories)
+    runs = []
+    for folder in folders:
+        found, said = _read(folder)
+        if found.records:
+            runs.append(_run(found, said))
+        else:
+            remarks.append(f"{folder} holds no answer yet and is left out.")
+    if not runs:
+        raise UsageError(
+            f"report: there is no answer in {_listed(folders)}; run the benchmark until at least one prompt is done."
+        )
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(conditions_key(run.conditions), []).append(run)
+    sections = [_section(number, group, definition) for number, group in enumerate(groups.values(), start=1)]
+    fields = differing(*(section.conditions for section in sections))
+    return Collection(sections, fields, definition, remarks + [remark for run in runs for remark in run.remarks])
+
+
+def find(directories: Sequence[Path]) -> tuple[list[Path], list[str]]:
+    """The results directories meant, without doubles, and remarks on what was passed over on the way."""
+    if not directories:
+        raise UsageError("report: no folder was given; name one or several that `drafterzoo bench` wrote.")
+    folders: list[Path] = []
+    remarks: list[str] = []
+    for given in directories:
+        if not given.is_dir():
+            raise UsageError(f"report: {given} is not a folder; name one or several that `drafterzoo bench` wrote.")
+        below = [given] if (given / CONDITIONS).is_file() else _below(given)
+        ours = [folder for folder in below if (folder / ROUNDS).is_file()]
+        if not ours:
+            other = f"{below[0]} has {CONDITIONS} but no {ROUNDS}" if below else f"no {CONDITIONS} in it or below it"
+            raise UsageError(
+                f"report: {given} holds no benchmark results ({other}); give folders that `drafterzoo bench` wrote."
+            )
+        remarks += [f"{folder} is left out: it has no {ROUNDS}." for folder in below if folder not in ours]
+        folders += ours
+    return list({folder.resolve(): folder for folder in folders}.values()), remarks
+
+
+def _below(folder: Path) -> list[Path]:
+    return sorted(path.parent for path in folder.rglob(CONDITIONS))
+
+
+def _listed(folders: Sequence[Path]) -> str:
+    return ", ".join(map(str, folders[:3])) + (f" and {len(folders) - 3} more" if len(folders) > 3 else "")
+
+
+def _read(folder: Path) -> tuple[Results, list[str]]:
+    """The results, and what reading them warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        found = read(folder)
+    if missing := [name for name in NEEDED if name not in found.conditions]:
+        raise DataError(f"{folder / CONDITIONS}: {', '.join(missing)} missing; restore the file or run it again.")
+    return found, [f"{warning.message}." for warning in caught if issubclass(warning.category, UserWarning)]
+
+
+def _run(found: Results, remarks: list[str]) -> Run:
+    conditions, name = found.conditions, found.directory.name
+    for record in found.records:
+        known = record.cell == PLAIN or (
+            record.drafter in conditions["drafters"] and record.budget in conditions["budgets"]
+        )
+        if not known:
+            raise DataError(
+                f"{found.directory / ROUNDS} has rows of {record.cell!r}, which {CONDITIONS} beside it does not name; "
+                f"restore the folder or run the benchmark again."
+            )
+    records, said = _matched(found.records, name)
+    asked, answered = conditions["suite"]["prompts"], len({r.prompt for r in records})
+    if answered < asked:
+        said.append(f"{name} is unfinished: {answered} of {asked} prompts are shown.")
+    gaps = {(d["cell"], d["prompt"], d["turn"], d["repeat"]): d["gap"] for d in _stored(found)}
+    unlike = [attrs.evolve(d, gap=gaps.get((d.cell, d.prompt, d.turn, d.repeat))) for d in differences(records)]
+    return Run(found.directory, conditions, records, _summary(records, conditions, unlike), remarks + said)
+
+
+def _stored(found: Results) -> list[dict[str, Any]]:
+    lossless = (found.summary or {}).get("lossless", {})
+    return list(lossless.get("differences", []))
+
+
+def _summary(records: list[Record], conditions: dict[str, Any], unlike: list[Difference]) -> dict[str, Any]:
+    must_be_equal = not Sampling(**conditions["sampling"]).rejects
+    return summarise(records, conditions, unlike, must_be_equal=must_be_equal)
+
+
+def _matched(records: list[Record], name: str) -> tuple[list[Record], list[str]]:
+    """The answers that every row has, so that all rows are measured on the same prompts; and what was left out.
+
+    A row with less than half of the answers of the fullest one has failed on its way and is left out whole.
+    """
+    answers: dict[str, Counter[tuple[str, int]]] = {}
+    for r in records:
+        answers.setdefault(r.cell, Counter())[r.prompt, r.turn] += 1
+    fullest = max(len(counts) for counts in answers.values())
+    failed = [cell for cell, counts in answers.items() if 2 * len(counts) < fullest]
+    kept = [counts for cell, counts in answers.items() if cell not in failed]
+    repeats = max(max(counts.values()) for counts in kept)
+    whole = set.intersection(*({key for key, n in counts.items() if n == repeats} for counts in kept))
+    remarks = [
+        f"{name}: {cell} answered {len(answers[cell])} of {fullest} questions and is left out." for cell in failed
+    ]
+    if partial := len({key for counts in kept for key in counts} - whole):
+        verb = "answers are" if partial > 1 else "answer is"
+        remarks.append(f"{name}: {partial} {verb} left out, since not every row has them.")
+    if not whole:
+        raise DataError(f"{name}/{ROUNDS}: the rows have no prompt in common; run the benchmark again.")
+    return [r for r in records if r.cell not in failed and (r.prompt, r.turn) in whole], remarks
+
+
+def _section(number: int, runs: list[Run], definition: Definition | None) -> Section:
+    check_comparable({f"run {i} ({run.name})": run.conditions for i, run in enumerate(runs, start=1)})
+    several = Counter(cell for run in runs for cell in {r["cell"] for r in run.summary["rows"]})
+    rows = [row for i, run in enumerate(runs) for row in _rows(run, several, definition) if i == 0 or not row.plain]
+    rows.sort(key=_rank)
+    drafted = [row for row in rows if not row.plain]
+    speeds = _judged([_speedup(row) for row in drafted])
+    named = {(row.name, row.figures["budget"]): verdict for row, verdict in zip(drafted, speeds, strict=True)}
+    return Section(number, runs[0].conditions, runs, rows, _comparisons(drafted), named)
+
+
+def _rows(run: Run, several: Mapping[str, int], definition: Definition | None) -> Iterator[Row]:
+    cells: dict[str, list[Record]] = {}
+    for r in metrics.first(run.records):
+        cells.setdefault(r.cell, []).append(r)
+    for figures in run.summary["rows"]:
+        cell, records = figures["cell"], cells[figures["cell"]]
+        name = figures["drafter"] + (f" ({run.name})" if several[cell] > 1 and cell != PLAIN else "")
+        other = definition.compute(records) if definition is not None and cell != PLAIN else None
+        yield Row(name, run, figures, records, statistics.tau_interval(records), other)
+
+
+def _rank(row: Row) -> tuple[Any, ...]:
+    if row.plain:
+        return (0,)
+    budget = row.budget
+    return 1, budget.nodes, not budget.is_chain, row.figures["budget"], -(row.tau.value or 0), row.name
+
+
+def _base(name: str, order: Sequence[str]) -> int:
+    return next((i for i, base in enumerate(order) if name == base or name.startswith(f"{base} (")), len(order))
+
+
+def _comparisons(rows: Sequence[Row]) -> list[Comparison]:
+    """Every two rows at the same budget, the one with the larger τ over the other."""
+    pairs = [(a, b) for a, b in combinations(rows, 2) if a.figures["budget"] == b.figures["budget"]]
+    taus = _judged([_ratio(statistics.tau_columns(a.records, b.records)) for a, b in pairs])
+    timed = [i for i, (a, b) in enumerate(pairs) if a.run is b.run]
+    ratios = [_ratio(statistics.speedup_columns(pairs[i][1].timed, pairs[i][0].timed)) for i in timed]
+    speeds = dict(zip(timed, _judged(ratios), strict=True))
+    return [Comparison(a, b, taus[i], speeds.get(i)) for i, (a, b) in enumerate(pairs)]
+
+
+def _speedup(row: Row) -> tuple[PairedRatio, float | None]:
+    """A row's speed-up over plain decoding of its own run, as the summary has it, and its p-value."""
+    plain = [r for r in row.run.records if r.cell == PLAIN]
+    return PairedRatio(**row.figures["speedup"]), statistics.swap_test(statistics.speedup_columns(plain, row.timed))
+
+
+def _ratio(columns: statistics.Array) -> tuple[PairedRatio, float | None]:
+    return statistics.paired_ratio(*columns.T), statistics.swap_test(columns)
+
+
+def _judged(ratios: Sequence[tuple[PairedRatio, float | None]]) -> list[Verdict]:
+    """The ratios of one column, their p-values corrected for one another."""
+    known = {i: p for i, (_, p) in enumerate(ratios) if p is not None}
+    adjusted = dict(zip(known, statistics.holm(list(known.values())), strict=True))
+    return [Verdict(ratio, adjusted.get(i)) for i, (ratio, _) in enumerate(ratios)]

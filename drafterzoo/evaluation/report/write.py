@@ -1,0 +1,141 @@
+"""Writes a report: the page, and each figure as PNG and SVG, each file whole or not at all.
+
+Knows the order of things; nothing of how anything is computed, worded or drawn.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from drafterzoo.errors import UsageError
+from drafterzoo.evaluation.report import definitions
+from drafterzoo.evaluation.report.canvas import LIGHT, Picture, check_matplotlib, render
+from drafterzoo.evaluation.report.collect import Collection, Comparison, Row, Section, Verdict, collect
+from drafterzoo.evaluation.report.figures import batch_pictures, section_pictures
+from drafterzoo.evaluation.report.page import build, check_jinja, inlined, lossless
+from drafterzoo.evaluation.results import write_whole
+from drafterzoo.progress import progress
+
+PAGE, FIGURES = "report.html", "figures"
+
+
+@attrs.frozen
+class ReportResult:
+    """What was written. page: the HTML file. figures: PNG and SVG files. summary: the page's numbers, a plain dict."""
+
+    page: Path
+    figures: list[Path]
+    summary: dict[str, Any]
+    remarks: list[str]
+
+    @property
+    def directory(self) -> Path:
+        return self.page.parent
+
+
+def report(
+    directories: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str] | None = None,
+    *,
+    definition: str | None = None,
+    show_progress: bool = False,
+) -> ReportResult:
+    """Write one self-contained HTML page, and PNG and SVG figures, about one or several results directories.
+
+    directories: what `bench` wrote, or folders that hold such directories at any depth. Rows whose conditions differ in
+    anything but the drafter get sections of their own. out: the report's folder, by default `report` inside the first
+    directory; an older report there is replaced. definition: "vllm", "sglang", "eagle", "hass", "specforge" or
+    "deepspec" adds τ as that project defines it, from the raw counters.
+    Raises UsageError (no results, an unknown definition, a folder that cannot be written, a missing extra) and
+    DataError (broken results, results of another format version), before anything is written.
+    """
+    check_matplotlib()
+    check_jinja()
+    given = [directories] if isinstance(directories, str | os.PathLike) else list(directories)
+    wanted = definitions.find(definition) if definition is not None else None
+    collection = collect([Path(directory) for directory in given], wanted)
+    folder = Path(out) if out is not None else Path(given[0]) / "report"
+    _make(folder / FIGURES)
+    pictures = batch_pictures(collection)
+    for section in collection.sections:
+        pictures += section_pictures(section)
+    try:
+        inside, files = _figures(pictures, collection, folder / FIGURES, show_progress)
+        write_whole(folder / PAGE, build(collection, inside).encode())
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    return ReportResult(folder / PAGE, files, _summary(collection), collection.remarks)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder.parent, error) from error
+
+
+def _unwritable(folder: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"report: {folder} cannot be written ({error.strerror}); free some space or name another folder with --out."
+    )
+
+
+def _figures(
+    pictures: Sequence[Picture], collection: Collection, folder: Path, show_progress: bool
+) -> tuple[dict[str, dict[str, str]], list[Path]]:
+    """Draw everything: data URIs for the page by picture, and the files."""
+    inside, files = {}, []
+    with progress("drawing", len(pictures), "figures/s") if show_progress else nullcontext() as bar:
+        for picture in pictures:
+            inside[picture.name] = inlined(picture, collection.drafters)
+            for kind in ("png", "svg"):
+                path = folder / f"{picture.name}.{kind}"
+                write_whole(path, render(picture, LIGHT, collection.drafters, kind, alone=True))
+                files.append(path)
+            if bar is not None:
+                bar(1)
+    return inside, files
+
+
+def _summary(collection: Collection) -> dict[str, Any]:
+    return {
+        "definition": collection.definition.name if collection.definition else None,
+        "differing": {field: list(values) for field, values in collection.differing.items()},
+        "remarks": collection.remarks,
+        "sections": [_section(section) for section in collection.sections],
+    }
+
+
+def _section(section: Section) -> dict[str, Any]:
+    return {
+        "number": section.number,
+        "conditions": section.conditions,
+        "runs": [str(run.directory) for run in section.runs],
+        "lossless": lossless(section)["text"],
+        "rows": [_row(row) for row in section.rows],
+        "comparisons": [_comparison(comparison) for comparison in section.comparisons],
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {**row.figures, "name": row.name, "tau_interval": row.tau.as_dict(), "tau_by_definition": row.other}
+
+
+def _comparison(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "budget": comparison.row.figures["budget"],
+        "drafter": comparison.row.name,
+        "against": comparison.against.name,
+        "tau_ratio": _verdict(comparison.tau),
+        "speed_ratio": None if comparison.speed is None else _verdict(comparison.speed),
+    }
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    return {**verdict.ratio.as_dict(), "p_holm": verdict.adjusted, "significant": verdict.clear}
