@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from drafterzoo.catalogue import list_checkpoints as list_checkpoints
     from drafterzoo.catalogue import load as load
     from drafterzoo.drafters.base import Drafter as Drafter
-    from drafterzoo.evaluation.offline.run import evaluate as evaluate
     from drafterzoo.evaluation.grid import grid as grid
+    from drafterzoo.evaluation.offline.run import evaluate as evaluate
     from drafterzoo.evaluation.report.write import report as report
     from drafterzoo.evaluation.runner import bench as bench
     from drafterzoo.generation import Generation as Generation
