@@ -28,13 +28,14 @@ def grid(
     ray: str | None = None,
     json: Json = False,
 ) -> int:
-    """Run a grid: drafters x budgets x suites x temperatures x batch sizes x seeds.
+    """Run a grid of cells from a recipe, or go on with one.
 
     Example: `drafterzoo grid pr_table1_small --dry-run`, then `drafterzoo grid pr_table1_small`
 
-    All cells of a table answer the same prompts, interleaved, beside plain decoding. Every prompt is saved as it is
-    done: stop it when you like (Ctrl-C, or worse), and the same command goes on. A cell that fails is recorded, the
-    rest goes on, and the next run tries it again; the exit status is then 1.
+    A grid is drafters x budgets x suites x temperatures x batch sizes x seeds. All cells of a table answer the same
+    prompts, interleaved, beside plain decoding. Every prompt is saved as it is done: stop it when you like (Ctrl-C, or
+    worse), and the same command goes on. A cell that fails is recorded, the rest goes on, and the next run tries it
+    again; the exit status is then 1.
 
     Parameters
     ----------
