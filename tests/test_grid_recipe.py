@@ -200,8 +200,11 @@ def test_costs_count_what_can_be_counted(tmp_path, monkeypatch):
     assert whole.rows == 5 and whole.answers == 6 * 5 * 2 and whole.tokens == 600 and whole.seconds == 120
     with pytest.raises(UsageError, match=r"'gsm8kk' is not known here \(did you mean 'gsm8k'\?\).*under \[estimate\]"):
         costs(make_plan(recipe(suites=["gsm8kk"])))
-    with pytest.raises(UsageError, match=r"needs the file gsm8k.jsonl, .* prompts = \{ gsm8k = 80 \}"):
-        costs(make_plan(recipe(suites=["gsm8k"], data_dir=str(tmp_path))))
+    declared, talks = costs(make_plan(recipe(suites=["gsm8k", "mt-bench"], limit=None, data_dir=str(tmp_path))))
+    assert (declared.load.prompts, declared.load.turns, declared.load.counted) == (1319, 1319, False)
+    assert declared.table.settings.turns == "first" and talks.table.settings.turns == "all", "the suites' own"
+    with pytest.raises(UsageError, match=r"needs the file gsm8k.jsonl .* prompts = \{ gsm8k:x = 80 \}"):
+        costs(make_plan(recipe(suites=["gsm8k:x"], data_dir=str(tmp_path))))
 
 
 def test_the_four_tables_come_in_both_sizes():

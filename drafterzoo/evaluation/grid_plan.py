@@ -20,7 +20,7 @@ from drafterzoo.errors import UsageError, suggest
 from drafterzoo.evaluation.conditions import Settings
 from drafterzoo.evaluation.grid_recipe import GridRecipe
 from drafterzoo.evaluation.selection import Where
-from drafterzoo.evaluation.suites import Suite, load_suite
+from drafterzoo.evaluation.suites import Suite, at_hand, load_suite
 from drafterzoo.registry import SUITES
 
 # What a results line takes on disk, measured on lines of 24 to 128 tokens: per answer, and per token of a row that
@@ -130,7 +130,8 @@ def _table(
     changes: Mapping[str, Any],
 ) -> Table:
     suite, temperature, batch_size, seed = place
-    settings = recipe.settings(temperature=temperature, batch_size=batch_size, seed=seed, changes=changes)
+    turns = SUITES.get(name).turns if (name := _category(suite)[0]) in SUITES else "first"
+    settings = recipe.settings(temperature=temperature, batch_size=batch_size, seed=seed, changes=changes, turns=turns)
     return Table(suite, temperature, batch_size, seed, settings, changes.get("limit", recipe.limit), cells)
 
 
@@ -191,28 +192,32 @@ class Load:
 
 
 def load_of(table: Table, recipe: GridRecipe) -> Load:
-    """Count a table's prompts; where the suite's file is not here, take what the recipe's [estimate] says.
+    """Count a table's prompts; where its file is not here, take what the recipe's [estimate] or the suite declares.
 
-    Raises UsageError when neither knows.
+    Nothing is downloaded. Raises UsageError when none of them knows.
     """
     every_turn = table.settings.turns == "all"
-    try:
-        suite = open_suite(table, recipe.data_dir)
-    except UsageError as error:
-        assumed = recipe.estimate.prompts.get(table.suite)
-        if assumed is None:
-            if table.suite in SUITES or _is_file(table.suite) or _category(table.suite)[1]:
-                raise UsageError(
-                    f"{str(error).rstrip('.')}, or say under [estimate] how many prompts it has: "
-                    f"prompts = {{ {table.suite} = 80 }}."
-                ) from error
-            raise UsageError(
-                f"suite {table.suite!r} is not known here{suggest(table.suite, SUITES)}, so its prompts cannot be "
-                f"counted; say how many it has under [estimate]: prompts = {{ {table.suite} = 80 }}."
-            ) from error
-        prompts = min(assumed, table.limit or assumed)
-        return Load(prompts, prompts * (recipe.estimate.turns.get(table.suite, 1) if every_turn else 1), False)
-    return Load(len(suite), sum(len(p.turns) if every_turn else 1 for p in suite), True)
+    named = SUITES.get(table.suite) if table.suite in SUITES else None
+    if named is None or at_hand(table.suite, recipe.data_dir):
+        try:
+            suite = open_suite(table, recipe.data_dir)
+            return Load(len(suite), sum(len(p.turns) if every_turn else 1 for p in suite), True)
+        except UsageError as error:
+            if table.suite not in recipe.estimate.prompts:
+                raise _uncounted(table.suite, error) from error
+    assumed = recipe.estimate.prompts.get(table.suite, named.count if named else None)
+    if assumed is None:
+        raise _uncounted(table.suite, UsageError(f"suite {table.suite!r} is not here and declares no count."))
+    prompts = min(assumed, table.limit or assumed)
+    return Load(prompts, prompts * (recipe.estimate.turns.get(table.suite, 1) if every_turn else 1), False)
+
+
+def _uncounted(suite: str, error: UsageError) -> UsageError:
+    """What to say of a suite whose prompts nobody can count."""
+    ask = f"under [estimate] how many prompts it has: prompts = {{ {suite} = 80 }}."
+    if suite in SUITES or _is_file(suite) or _category(suite)[1]:
+        return UsageError(f"{str(error).rstrip('.')}, or say {ask}")
+    return UsageError(f"suite {suite!r} is not known here{suggest(suite, SUITES)}; say {ask}")
 
 
 # ----------------------------------------------------------------------------------------------------------- the cost

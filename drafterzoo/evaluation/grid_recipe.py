@@ -36,7 +36,7 @@ class Estimate:
     """What a dry run assumes where it cannot look.
 
     tokens_per_second: of plain decoding, one prompt at a time; every row is taken to be as slow. prompts, turns: of
-    suites whose file is not on this machine, by name (turns: 1 unless said).
+    suites whose file is not on this machine, by name (prompts: what the suite declares; turns: 1 unless said).
     """
 
     tokens_per_second: float = attrs.field(default=22.0, validator=_positive)
@@ -87,8 +87,9 @@ class GridRecipe:
     top_k: int = 0
     verification: Literal["match", "rejection"] = "match"
     coupled: bool = True
-    turns: Literal["first", "all"] = "first"
+    turns: Literal["first", "all"] | None = None
     thinking: bool | None = None
+    system: str | None = None
     warmup: int = 1
     repeats: int = 1
     exclude: tuple[str, ...] = ()
@@ -126,9 +127,12 @@ class GridRecipe:
         """The drafters of the rows: `lookup` first unless it is left out or named, then those of the recipe."""
         return self.drafters if "lookup" in (*self.drafters, *self.exclude) else ("lookup", *self.drafters)
 
-    def settings(self, *, temperature: float, batch_size: int, seed: int, changes: Mapping[str, Any]) -> Settings:
-        """How a table's cells are decoded. Raises UsageError for values that cannot be meant."""
+    def settings(
+        self, *, temperature: float, batch_size: int, seed: int, changes: Mapping[str, Any], turns: str = "first"
+    ) -> Settings:
+        """How a table's cells are decoded; turns: the suite's own. Raises UsageError for values that cannot be meant."""
         shared = {name: getattr(self, name) for name in _SHARED} | {k: v for k, v in changes.items() if k != "limit"}
+        shared["turns"] = shared["turns"] or turns
         try:
             return Settings(temperature=temperature, batch_size=batch_size, seed=seed, **shared)
         except UsageError as error:
@@ -139,7 +143,9 @@ class GridRecipe:
         return {key: _plain(value) for key, value in attrs.asdict(self).items() if key not in UNTOUCHED}
 
 
-_SHARED = ("max_new_tokens", "top_p", "top_k", "verification", "coupled", "turns", "thinking", "warmup", "repeats")
+_SHARED = (
+    "max_new_tokens", "top_p", "top_k", "verification", "coupled", "turns", "thinking", "system", "warmup", "repeats"
+)  # fmt: skip
 
 
 def _plain(value: Any) -> Any:
