@@ -130,7 +130,7 @@ class GridRecipe:
     def settings(
         self, *, temperature: float, batch_size: int, seed: int, changes: Mapping[str, Any], turns: str = "first"
     ) -> Settings:
-        """How a table's cells are decoded; turns: the suite's own. Raises UsageError for values that cannot be meant."""
+        """How a table's cells are decoded. turns: the suite's own. Raises UsageError for what cannot be meant."""
         shared = {name: getattr(self, name) for name in _SHARED} | {k: v for k, v in changes.items() if k != "limit"}
         shared["turns"] = shared["turns"] or turns
         try:
