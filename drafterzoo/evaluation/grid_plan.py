@@ -23,8 +23,8 @@ from drafterzoo.evaluation.selection import Where
 from drafterzoo.evaluation.suites import Suite, at_hand, load_suite
 from drafterzoo.registry import SUITES
 
-# What a results line takes on disk, measured on lines of 24 to 128 tokens: per answer, and per token of a row that
-# commits one token a round; a drafted row takes less.
+# What a results line takes on disk at most: names and keys of an answer, and per token of plain decoding its id (up to
+# six digits), six small counters and three times of up to ten characters. A drafted row has fewer rounds.
 BYTES_PER_ANSWER, BYTES_PER_TOKEN = 420, 60
 
 
