@@ -68,6 +68,7 @@ def test_a_stop_token_cuts_inside_the_accepted_span(target: Target) -> None:
             if e.round:
                 assert e.round.emitted == len(e.tokens) <= e.round.committed
                 assert e.round.accepted in (e.round.committed, e.round.committed - 1), "cut at the stop token"
+                assert e.round.walked == 4, "a perfect draft, whatever the cut"
                 assert e.finished != "stop" or e.round.emitted == e.round.committed
 
 

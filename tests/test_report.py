@@ -1,0 +1,462 @@
+"""The report: what is gathered, what is kept apart, what the page says, and what it refuses."""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+import json
+import re
+from html.parser import HTMLParser
+
+import attrs
+import handmade
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import drafterzoo
+from drafterzoo.cli import main
+from drafterzoo.errors import DataError, UsageError
+from drafterzoo.evaluation import statistics
+from drafterzoo.evaluation.report import tabulate
+from drafterzoo.evaluation.report.canvas import DARK, LIGHT, _apart
+from drafterzoo.evaluation.report.collect import collect
+from drafterzoo.evaluation.report.definitions import DEFINITIONS, find
+from drafterzoo.evaluation.report.figures import batch_pictures, section_pictures
+from drafterzoo.evaluation.results import ResultsWriter, read
+from drafterzoo.evaluation.summary import summarise
+
+# ------------------------------------------------------------------------------------------------------ statistics
+
+
+def test_swap_test_by_hand():
+    # three clusters, all three times as slow in y: only swapping none or all gives a ratio as far from 1
+    columns = np.array([[1.0, 1, 3, 1], [2, 1, 6, 1], [4, 1, 12, 1]])
+    assert statistics.swap_test(columns) == 2 / 8
+    assert statistics.swap_test(np.array([[1.0, 1, 1, 1], [2, 1, 2, 1]])) == 1.0
+    assert statistics.swap_test(columns[:1]) is None and statistics.swap_test(0 * columns) is None
+
+
+def test_swap_test_keeps_its_promise_when_nothing_differs():
+    rng = np.random.default_rng(0)
+    ones = np.ones(10)
+    values = [
+        statistics.swap_test(np.stack([rng.uniform(1, 2, 10), ones, rng.uniform(1, 2, 10), ones], 1))
+        for _ in range(300)
+    ]
+    assert np.mean(np.array(values) < 0.05) < 0.09 and 0.4 < np.mean(values) < 0.6
+    many = np.stack([rng.uniform(1, 2, 40), np.ones(40), rng.uniform(2, 3, 40), np.ones(40)], 1)
+    assert 1 / statistics.SWAPS <= statistics.swap_test(many) < 0.001
+
+
+def test_holm_by_hand():
+    assert statistics.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert statistics.holm([]) == [] and statistics.holm([0.7, 0.8]) == [1.0, 1.0]
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_lies_between_none_and_bonferroni_and_keeps_the_order(p_values):
+    adjusted = statistics.holm(p_values)
+    for p, q in zip(p_values, adjusted, strict=True):
+        assert p <= q <= min(1, len(p_values) * p) + 1e-12
+    assert all(
+        adjusted[i] <= adjusted[j]
+        for i, j in itertools.permutations(range(len(p_values)), 2)
+        if p_values[i] < p_values[j]
+    )
+
+
+# -------------------------------------------------------------------------------------------------------- gathering
+
+
+def test_rows_are_ranked_by_pooled_tau_and_equal_the_summary(tmp_path):
+    (section,) = collect([handmade.write(tmp_path / "run")], find("vllm")).sections
+    assert [(row.name, row.figures["tau"], row.other) for row in section.rows] == [
+        ("none", 1.0, None), ("good", 12 / 5, 3.25), ("poor", 1.0, 1.0),
+    ]  # fmt: skip
+    assert [row.figures for row in section.rows] == summarise(handmade.records(), handmade.conditions())["rows"]
+    good = section.rows[1]
+    assert good.tau.value == 12 / 5 and good.tau.low <= 12 / 5 <= good.tau.high
+    # plain decoding: 10 rounds of 10 ms; good: 5 rounds of 15 ms
+    assert section.speed(good).ratio.value == pytest.approx(0.100 / 0.075)
+
+
+def test_folders_are_searched_and_equal_conditions_share_a_section(tmp_path):
+    handmade.write(tmp_path / "grid" / "a", handmade.records(("good",)), handmade.conditions(("good",)))
+    handmade.write(tmp_path / "grid" / "b", handmade.records(("poor",)), handmade.conditions(("poor",)))
+    made = handmade.conditions(sampling__temperature=1.0)
+    handmade.write(tmp_path / "grid" / "deep" / "c", None, made)
+    found = collect([tmp_path / "grid", tmp_path / "grid" / "a"])  # given twice, read once
+    first, second = found.sections
+    assert [run.name for run in first.runs] == ["a", "b"] and [run.name for run in second.runs] == ["c"]
+    assert [row.name for row in first.rows] == ["none", "good", "poor"]
+    assert found.differing == {"sampling.temperature": (0.0, 1.0)}
+    (pair,) = first.comparisons
+    assert pair.tau.ratio.value == pytest.approx(12 / 5) and pair.speed is None  # timed in different runs
+    (pair,) = second.comparisons
+    assert pair.speed.ratio.value == pytest.approx(0.125 / 0.075)
+
+
+def test_the_same_row_in_two_runs_is_named_after_its_run(tmp_path):
+    for name in "ab":
+        handmade.write(tmp_path / name)
+    (section,) = collect([tmp_path]).sections
+    assert [row.name for row in section.rows] == ["none", "good (a)", "good (b)", "poor (a)", "poor (b)"]
+    assert section.drafters == ["good (a)", "good (b)", "poor (a)", "poor (b)"]
+
+
+def test_answers_that_not_every_row_has_are_left_out_and_said(tmp_path):
+    collection = collect([handmade.write(tmp_path / "run", handmade.records()[:-1])])
+    assert {(r.prompt, r.turn) for r in collection.runs[0].records} == {("p1", 0), ("p1", 1)}
+    assert collection.remarks == [
+        "run: 1 answer is left out, since not every row has them.", "run is unfinished: 1 of 2 prompts are shown.",
+    ]  # fmt: skip
+
+
+def test_a_row_that_failed_early_does_not_take_the_others_with_it(tmp_path):
+    some = [one for one in handmade.records() if one.drafter != "poor" or (one.prompt, one.turn) == ("p1", 1)]
+    collection = collect([handmade.write(tmp_path / "run", some)])
+    assert [row.name for row in collection.sections[0].rows] == ["none", "good"]
+    assert collection.remarks == ["run: poor@chain:3 answered 1 of 3 questions and is left out."]
+
+
+def test_a_half_written_last_line_is_left_out_and_said(tmp_path):
+    path = handmade.write(tmp_path / "run") / "rounds.jsonl"
+    path.write_bytes(path.read_bytes()[:-30])
+    collection = collect([tmp_path / "run"])
+    assert any("rounds.jsonl:9: the last line is half-written" in remark for remark in collection.remarks)
+    assert len(collection.runs[0].records) == 6
+
+
+def test_gaps_of_a_stored_summary_are_kept(tmp_path):
+    wrong = [
+        attrs.evolve(r, tokens=(*r.tokens[:-1], 99)) if r.drafter == "poor" and r.prompt == "p2" else r
+        for r in handmade.records()
+    ]
+    made = handmade.conditions()
+    with ResultsWriter(tmp_path / "run", made) as writer:
+        for one in wrong:
+            writer.append(one)
+        summary = summarise(wrong, made)
+        summary["lossless"]["differences"][0]["gap"] = 2e-5
+        writer.finish(summary)
+    lossless = collect([tmp_path / "run"]).runs[0].summary["lossless"]
+    assert (lossless["different"], lossless["ties"], lossless["differences"][0]["gap"]) == (1, 1, 2e-5)
+
+
+def test_corrected_comparisons_are_withdrawn():
+    ratio = statistics.PairedRatio(1.1, 1.02, 1.2, 1.0, 1.2, 40)
+    from drafterzoo.evaluation.report.collect import _judged
+
+    (alone,) = _judged([(ratio, 0.03)])
+    assert alone.clear and not alone.withdrawn
+    verdict = _judged([(ratio, 0.03)] * 4)[0]
+    assert verdict.adjusted == pytest.approx(0.12) and not verdict.clear and verdict.withdrawn
+    wide = attrs.evolve(ratio, low=0.9)
+    assert not _judged([(wide, 0.03)] * 4)[0].withdrawn
+
+
+# --------------------------------------------------------------------------------------------------------- the page
+
+
+class Page(HTMLParser):
+    """Tables as lists of rows of text, figures' alternative texts, and every address that something is loaded from."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tables, self.alts, self.loaded, self._row, self._table = {}, [], [], None, None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        self.loaded += [given[name] for name in ("src", "srcset", "href", "action", "data") if name in given]
+        if tag == "table":
+            self._table = self.tables.setdefault(given["id"], [])
+        if tag == "tr":
+            self._row = []
+            self._table.append(self._row)
+        if tag in ("td", "th"):
+            self._row.append("")
+        if tag == "img":
+            self.alts.append(given["alt"])
+
+    def handle_endtag(self, tag):
+        if tag == "tr":
+            self._row = None
+
+    def handle_data(self, text):
+        if self._row:
+            self._row[-1] += text.strip()
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Figures take most of the time; here nobody looks at them."""
+    for module in ("page", "write"):
+        monkeypatch.setattr(f"drafterzoo.evaluation.report.{module}.render", lambda *_, **__: b"drawn")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A report of two batch sizes (of the first, two budgets) and two temperatures, by vLLM's definition."""
+    root = tmp_path_factory.mktemp("report")
+    chain, several = ("chain:3",), ("chain:3", "nodes=6,depth=3,grow=2,offer=2")
+    for name, budgets, changes in (
+        ("one", several, {}),
+        ("two", chain, {"run__batch_size": 2}),
+        ("hot", chain, {"sampling__temperature": 1.0}),
+    ):
+        made = handmade.conditions(budgets=budgets, **changes)
+        handmade.write(root / "runs" / name, handmade.records(budgets=budgets), made)
+    return drafterzoo.report(root / "runs", root / "out", definition="vllm")
+
+
+def test_the_page_shows_the_summary_s_numbers(written):
+    page = Page(written.page.read_text(encoding="utf-8"))
+    head, plain, best, *_ = page.tables["leaderboard-1"]
+    assert head[:5] == ["drafter", "budget", "τ with bonus [95 %]", "τ macro", "τ by vLLM ‡"]
+    row = next(r for r in written.summary["sections"][0]["rows"] if r["drafter"] == "good")
+    low, high = row["tau_interval"]["low"], row["tau_interval"]["high"]
+    assert best[:5] == [
+        "good",
+        "chain:3",
+        f"{row['tau']:.2f} [{low:.2f}, {high:.2f}]",
+        f"{row['tau_macro']:.2f}",
+        "3.25",
+    ]
+    assert plain[:5] == ["plain", "-", "1.00 [1.00, 1.00]", "1.00", "-"]
+    assert any(cell.startswith(f"{row['speedup']['value']:.2f}×") for cell in best)
+    assert best[-1] == "3/3"
+    depths = page.tables["depths-1"]
+    assert depths[1] == ["good", "chain:3", "survival", "0.800", "0.600", "0.200"]
+    assert depths[2] == ["good", "chain:3", "conditional", "0.800", "0.750", "0.500"]
+    chat = page.tables["categories-1"][1]
+    assert chat[2] == "2.25" and chat[4] == "3.00"
+
+
+def test_sections_are_apart_and_the_page_says_why(written):
+    text = written.page.read_text(encoding="utf-8")
+    page = Page(text)
+    assert [row[:3] for row in page.tables["sections"]] == [
+        ["section", "sampling.temperature", "run.batch_size"], ["1", "1", "1"], ["2", "0", "1"], ["3", "0", "2"],
+    ]  # fmt: skip
+    assert "all 12 texts equal plain decoding&#39;s" in text and "1 + accepted drafts / drafting steps" in text
+
+
+def test_nothing_is_loaded_from_anywhere(written):
+    text = written.page.read_text(encoding="utf-8")
+    page = Page(text)
+    assert page.loaded and all(address.startswith(("data:", "#")) for address in page.loaded)
+    style = "".join(re.findall(r"<style>(.*?)</style>", text, re.S))
+    assert "url(" not in style and "@import" not in style
+    assert "default-src 'none'" in text
+
+
+def test_every_figure_is_described_with_its_numbers_and_lies_beside_the_page(written):
+    page = Page(written.page.read_text(encoding="utf-8"))
+    assert len(page.alts) == len(written.figures) / 2 and all(re.search(r"\d\.\d\d|\d %", alt) for alt in page.alts)
+    leaderboard = next(alt for alt in page.alts if alt.startswith("Speed-up at matched budgets"))
+    assert "good at chain:3 1.33x [" in leaderboard
+    batch = next(alt for alt in page.alts if alt.startswith("Speed-up against batch size, chain:3"))
+    assert "good: batch 1 1.33x [" in batch and "batch 2 1.33x [" in batch
+    for path in written.figures:
+        start = path.read_bytes()[:400]
+        assert start.startswith(b"\x89PNG") if path.suffix == ".png" else b"<svg" in start
+
+
+def test_the_same_results_give_the_same_bytes(tmp_path):
+    handmade.write(tmp_path / "run", handmade.records(("good",)), handmade.conditions(("good",)))
+    first, second = (drafterzoo.report(tmp_path / "run", tmp_path / name) for name in "ab")
+    assert first.page.read_bytes() == second.page.read_bytes()
+    assert [p.read_bytes() for p in first.figures] == [p.read_bytes() for p in second.figures]
+
+
+def test_a_lossy_run_is_reported_as_such(tmp_path, undrawn):
+    from test_runner import FakeDecoder, measure
+
+    summary = measure(tmp_path / "run", FakeDecoder(lossy="quick"))
+    result = drafterzoo.report(tmp_path / "run")
+    assert result.page == tmp_path / "run" / "report" / "report.html"
+    (section,) = result.summary["sections"]
+    assert [(row["cell"], row["tau"], row["speedup"]) for row in section["rows"]] == sorted(
+        ((row["cell"], row["tau"], row["speedup"]) for row in summary["rows"]),
+        key=lambda row: [r["cell"] for r in section["rows"]].index(row[0]),
+    )
+    assert (
+        section["lossless"] == "2 of 16 texts differ from plain decoding's, every one at a tie (logit gap under 0.001)."
+    )
+
+
+def test_names_and_texts_cannot_break_the_page(tmp_path, undrawn):
+    name = "<script>alert(1)</script>"
+    handmade.write(tmp_path / "run", handmade.records((name,)), handmade.conditions((name,)))
+    text = drafterzoo.report(tmp_path / "run").page.read_text(encoding="utf-8")
+    assert name not in text and "&lt;script&gt;alert(1)" in text
+
+
+def test_only_figures_with_data_are_drawn(tmp_path):
+    handmade.write(tmp_path / "run", handmade.records(()), handmade.conditions((), ()))
+    collection = collect([tmp_path / "run"])
+    assert [picture.name for picture in section_pictures(collection.sections[0])] == ["1-time"]
+    assert not batch_pictures(collection) and tabulate.head_to_head(collection.sections[0]) is None
+    drafterzoo.report(tmp_path / "run")
+
+
+@given(st.lists(st.floats(0, 1), max_size=8).map(sorted))
+def test_names_beside_a_panel_are_moved_apart(heights):
+    places = _apart(heights, 0.05, 1.0)
+    assert all(b - a >= 0.05 - 1e-9 for a, b in itertools.pairwise(places)) and all(place <= 1 for place in places)
+
+
+# ----------------------------------------------------------------------------------------------------------- colours
+
+VISIONS = {  # as seen by protanopes, deuteranopes, tritanopes (Machado, Oliveira, Fernandes, IEEE TVCG 15, 2009)
+    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+    "normal": np.eye(3),
+}  # fmt: skip
+
+
+def linear(colour):
+    part = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    return np.where(part <= 0.04045, part / 12.92, ((part + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb):
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    x = to_xyz @ np.clip(rgb, 0, 1) / np.array([0.95047, 1, 1.08883])
+    f = np.where(x > 0.008856, np.cbrt(x), 7.787 * x + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def contrast(a, b):
+    dark, light = sorted(linear(colour) @ [0.2126, 0.7152, 0.0722] for colour in (a, b))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
+def test_text_is_legible_and_drafters_are_told_apart(theme):
+    for colour in (theme.ink, theme.muted, *theme.series):
+        assert contrast(colour, theme.surface) >= 4.5  # WCAG AA
+    for vision in VISIONS.values():
+        seen = [lab(np.array(vision) @ linear(colour)) for colour in theme.series]
+        distances = [np.linalg.norm(a - b) for a, b in itertools.combinations(seen[:6], 2)]
+        assert min(distances) > 20  # the first six; a just noticeable difference is 2.3
+        assert min(np.linalg.norm(a - b) for a, b in itertools.combinations(seen, 2)) > 9
+
+
+# ----------------------------------------------------------------------------------------------------- bad input
+
+
+def refused(capsys, *words):
+    """What the command says of a user's mistake: one sentence, and no page."""
+    status = main(["report", *map(str, words)])
+    said = capsys.readouterr()
+    assert status and not said.out and "Traceback" not in said.err
+    lines = [line for line in said.err.splitlines() if line.startswith("drafterzoo: ")]
+    assert len(lines) == 1
+    return status, lines[0]
+
+
+def test_no_results(tmp_path, capsys):
+    assert refused(capsys, tmp_path)[1].endswith(
+        f"{tmp_path} holds no benchmark results (no conditions.json in it or below it); give folders that `drafterzoo "
+        f"bench` wrote."
+    )
+    assert "is not a folder" in refused(capsys, tmp_path / "nowhere")[1]
+    assert refused(capsys)[0] == 2
+    handmade.write(tmp_path / "run")
+    (tmp_path / "run" / "rounds.jsonl").write_text("")
+    assert "there is no answer in" in refused(capsys, tmp_path)[1]
+
+
+def test_directories_of_another_kind(tmp_path, capsys):
+    handmade.write(tmp_path / "ours")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "conditions.json").write_text('{"format_version": 1}')
+    status, said = refused(capsys, tmp_path / "ours", tmp_path / "theirs", "--out", tmp_path / "out")
+    assert status == 2 and "theirs has conditions.json but no rounds.jsonl" in said
+    assert not (tmp_path / "out").exists()
+    assert collect([tmp_path]).remarks == [f"{tmp_path / 'theirs'} is left out: it has no rounds.jsonl."]
+
+
+def test_results_of_a_newer_version_or_broken_ones(tmp_path, capsys):
+    path = handmade.write(tmp_path / "run") / "conditions.json"
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps({**whole, "format_version": 2}))
+    status, said = refused(capsys, tmp_path / "run")
+    assert status == 1 and "format_version is 2, expected 1" in said
+    path.write_text(json.dumps({name: value for name, value in whole.items() if name != "suite"}))
+    assert "conditions.json: suite missing" in refused(capsys, tmp_path / "run")[1]
+    path.write_text(json.dumps({**whole, "drafters": {}}))
+    assert (
+        "has rows of 'good@chain:3', which conditions.json beside it does not name"
+        in refused(capsys, tmp_path / "run")[1]
+    )
+    assert not (tmp_path / "run" / "report").exists()
+
+
+def test_an_output_that_cannot_be_written(tmp_path, capsys, monkeypatch):
+    handmade.write(tmp_path / "run")
+    (tmp_path / "file").write_text("")
+    status, said = refused(capsys, tmp_path / "run", "--out", tmp_path / "file" / "out")
+    assert status == 2 and "cannot be written" in said and "--out" in said
+
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("drafterzoo.evaluation.report.write.write_whole", full)
+    assert "No space left on device" in refused(capsys, tmp_path / "run")[1]
+
+
+@pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
+def test_a_missing_extra_is_named(tmp_path, capsys, monkeypatch, package):
+    handmade.write(tmp_path / "run")
+    ordinary = builtins.__import__
+
+    def without(name, *rest, **more):
+        if name.partition(".")[0] == package:
+            raise ImportError(name)
+        return ordinary(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    said = refused(capsys, tmp_path / "run")[1]
+    assert said.endswith(f" {package}, which is not installed; type: pip install 'drafterzoo[plots]'.")
+
+
+def test_the_command_says_where_the_page_is_and_gives_json(tmp_path, capsys, undrawn):
+    folder = handmade.write(tmp_path / "run", handmade.records()[:-1])
+    assert main(["report", str(folder), "--definition", "eagle"]) == 0
+    said = capsys.readouterr()
+    assert said.out.strip() == str(folder / "report" / "report.html") and "run is unfinished" in said.err
+    assert main(["report", str(folder), "--json", "--out", str(tmp_path / "out")]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["page"] == str(tmp_path / "out" / "report.html") and len(shown["sections"][0]["rows"]) == 3
+
+
+def test_the_command_knows_every_definition(capsys):
+    assert main(["report", "x", "--definition", "nobody"]) == 2
+    said = capsys.readouterr().err
+    assert all(name in said for name in DEFINITIONS)
+
+
+def test_results_from_before_the_counter_are_read(tmp_path, undrawn):
+    path = handmade.write(tmp_path / "run") / "rounds.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        del line["walked"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert all(r.walked is None for r in read(tmp_path / "run").records)
+    text = drafterzoo.report(tmp_path / "run", definition="vllm").page.read_text(encoding="utf-8")
+    assert "a lower bound" in text
+    lines[0]["walked"] = [1]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(DataError, match=r"rounds\.jsonl:1: walked has 1 entries, committed has 7"):
+        read(tmp_path / "run")
+
+
+def test_no_folder_is_refused_in_python_too():
+    with pytest.raises(UsageError, match="no folder was given"):
+        drafterzoo.report([])
