@@ -331,8 +331,10 @@ def _batches(sections: Sequence[Section], budget: str) -> Picture:
         for name, points in lines.items()
     )
     caption = "Each over plain decoding at the same batch size. Bars: 95 % intervals over batches of prompts."
+    sizes = ", ".join(str(_batch_size(section)) for section in sections)
+    conditions = {**sections[0].conditions, "run": {**sections[0].conditions["run"], "batch_size": sizes}}
     file = f"{sections[0].number}-batch-{_plain_word(short_budget(budget))}"
-    return Picture(file, title, caption, f"{title}. {said}.", 3.0, draw, conditions_line(sections[0].conditions))
+    return Picture(file, title, caption, f"{title}. {said}.", 3.0, draw, conditions_line(conditions))
 
 
 # ------------------------------------------------------------------------------------------------------------- words
