@@ -272,6 +272,37 @@ def test_the_same_results_give_the_same_bytes(tmp_path):
     assert [p.read_bytes() for p in first.figures] == [p.read_bytes() for p in second.figures]
 
 
+def test_a_bench_of_a_tiny_target_is_reported(tmp_path, undrawn):
+    from test_runner import REAL
+    from tiny import tiny_target
+
+    target = tiny_target(vocab=32, layers=4)
+    target.encode_chat = lambda messages, *, thinking=None: [
+        3 + sum(map(ord, word)) % 29 for message in messages for word in message["content"].split()
+    ]
+    target.decode = lambda ids: " ".join(f"w{i}" for i in ids)
+    bench = drafterzoo.bench([], REAL, target=target, budget=["chain:3", 8], max_new_tokens=12, out=tmp_path / "run")
+    result = drafterzoo.report(bench.directory, definition="deepspec")
+    (section,) = result.summary["sections"]
+    rows = {row["cell"]: row for row in section["rows"]}
+    for row in bench.summary["rows"]:
+        shown = rows[row["cell"]]
+        assert all(shown[name] == row[name] for name in row) and shown["tau_by_definition"] in (None, row["tau"])
+    assert section["lossless"] == "Lossless: all 10 texts equal plain decoding's, token for token."
+    for record in read(bench.directory).records:
+        assert all(walked >= accepted for walked, accepted in zip(record.walked, record.accepted, strict=True))
+
+
+def test_figures_of_an_older_report_go_and_other_files_stay(tmp_path, undrawn):
+    handmade.write(tmp_path / "run")
+    figures = drafterzoo.report(tmp_path / "run", tmp_path / "out").figures
+    for name in ("7-leaderboard-tau.png", "7-mine.png", "notes.txt"):
+        (tmp_path / "out" / "figures" / name).write_text("")
+    assert drafterzoo.report(tmp_path / "run", tmp_path / "out").figures == figures
+    left = {path.name for path in (tmp_path / "out" / "figures").iterdir()} - {path.name for path in figures}
+    assert left == {"7-mine.png", "notes.txt"}
+
+
 def test_a_lossy_run_is_reported_as_such(tmp_path, undrawn):
     from test_runner import FakeDecoder, measure
 

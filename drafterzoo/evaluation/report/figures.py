@@ -132,7 +132,7 @@ def _curve(section: Section, what: str) -> Picture:
         shapes: dict[tuple[float, str], list[float]] = {}
         for (name, shape), points in lines.items():
             ends.append(line(canvas, name, points, "--" if shape == "chain" else "-"))
-            shapes.setdefault((ends[-1].x, shape), []).append(ends[-1].y)
+            shapes.setdefault((ends[-1].x, shape), []).append(points[-1][1]["high"] or ends[-1].y)
         nodes = sorted({size for points in lines.values() for size, _ in points})
         axes.set_xscale("log", base=2)
         axes.set_xticks(nodes, [str(n) for n in nodes], minor=False)
@@ -149,7 +149,7 @@ def _curve(section: Section, what: str) -> Picture:
                 if edge_shapes == [shape]:
                     continue  # named by the drafters beside it
                 axes.annotate(
-                    shape, (x_end, max(heights)), (0, 9), textcoords="offset points", ha="center",
+                    shape, (x_end, max(heights)), (0, 6), textcoords="offset points", ha="center",
                     color=canvas.theme.muted, fontsize=8.5,
                 )  # fmt: skip
 
@@ -331,8 +331,10 @@ def _batches(sections: Sequence[Section], budget: str) -> Picture:
         for name, points in lines.items()
     )
     caption = "Each over plain decoding at the same batch size. Bars: 95 % intervals over batches of prompts."
+    sizes = ", ".join(str(_batch_size(section)) for section in sections)
+    conditions = {**sections[0].conditions, "run": {**sections[0].conditions["run"], "batch_size": sizes}}
     file = f"{sections[0].number}-batch-{_plain_word(short_budget(budget))}"
-    return Picture(file, title, caption, f"{title}. {said}.", 3.0, draw, conditions_line(sections[0].conditions))
+    return Picture(file, title, caption, f"{title}. {said}.", 3.0, draw, conditions_line(conditions))
 
 
 # ------------------------------------------------------------------------------------------------------------- words

@@ -383,8 +383,8 @@ def _best(section: Section) -> Mapping[str, list[Row]]:
 
 def _withdrawn(comparisons: int) -> str:
     return (
-        f"{WITHDRAWN} The interval leaves out 1, but a swap test finds the difference not significant at {LEVEL:.0%} "
-        f"once Holm's correction counts all {comparisons} comparisons of the column."
+        f"{WITHDRAWN} The interval leaves out 1, but a swap test finds the difference not significant at "
+        f"{100 * LEVEL:.0f} % once Holm's correction counts the {comparisons} comparisons of the column."
     )
 
 

@@ -6,6 +6,7 @@ Knows the order of things; nothing of how anything is computed, worded or drawn.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -23,6 +24,7 @@ from drafterzoo.evaluation.results import write_whole
 from drafterzoo.progress import progress
 
 PAGE, FIGURES = "report.html", "figures"
+OURS = re.compile(r"\d+-(leaderboard|budget|survival|conditional|time|categories|batch)[\w-]*\.(png|svg)")
 
 
 @attrs.frozen
@@ -67,6 +69,8 @@ def report(
         pictures += section_pictures(section)
     try:
         inside, files = _figures(pictures, collection, folder / FIGURES, show_progress)
+        for stale in {path for path in (folder / FIGURES).iterdir() if OURS.fullmatch(path.name)} - set(files):
+            stale.unlink()  # of an older report: a figure that this page does not show
         write_whole(folder / PAGE, build(collection, inside).encode())
     except OSError as error:
         raise _unwritable(folder, error) from error
