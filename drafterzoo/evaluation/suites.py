@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 
 from drafterzoo.errors import DataError, UsageError, suggest
+from drafterzoo.parsing import parse_json
 from drafterzoo.registry import SUITES
 
 DATA_VARIABLE = "DRAFTERZOO_DATA"
@@ -99,8 +100,8 @@ def load_suite(
     Raises UsageError for an unknown suite, category or split, a missing file or a bad limit; DataError, naming file and
     line, for a file that is not a suite.
     """
-    if limit is not None and limit < 1:
-        raise UsageError(f"suite: limit is {limit}, expected at least 1; leave it out to ask every prompt.")
+    if limit is not None and (not isinstance(limit, int) or limit < 1):
+        raise UsageError(f"suite: limit is {limit!r}, expected at least 1; leave it out to ask every prompt.")
     name, path = _locate(name_or_path, data_dir)
     rows = [row for row in _read(path) if (row[1] == split if split else row[1] != "train")]
     if not rows:
@@ -184,15 +185,13 @@ def _read(path: Path) -> list[tuple[Prompt, str | None]]:
 
 def _row(line: bytes, where: str) -> Mapping[str, Any]:
     try:
-        row = json.loads(line.decode("utf-8-sig"))
+        row = parse_json(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: byte {error.start + 1} is not UTF-8; save the file as UTF-8.") from error
     except json.JSONDecodeError as error:
         raise DataError(
             f"{where}: not JSON at column {error.colno} ({error.msg}); write one JSON object per line."
         ) from error
-    except RecursionError as error:
-        raise DataError(f'{where}: brackets are nested too deeply; expected {{"turns": [...]}}.') from error
     if not isinstance(row, dict):
         raise DataError(f'{where}: expected a JSON object such as {{"turns": ["..."]}}, found {_kind(row)}.')
     return row

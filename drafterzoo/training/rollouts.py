@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 
 from drafterzoo.errors import DataError
+from drafterzoo.parsing import parse_json
 
 
 @attrs.frozen
@@ -77,7 +78,7 @@ def read_rollouts(path: str | Path, vocab_size: int) -> Rollouts:
 def json_row(line: bytes, path: Path, number: int) -> dict[str, Any]:
     """One line as a JSON object. Raises DataError with file and line."""
     try:
-        row = json.loads(line.decode("utf-8"))
+        row = parse_json(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise DataError(f"{path}:{number}: byte {error.start + 1} is not UTF-8; mend or drop the line.") from error
     except json.JSONDecodeError as error:
@@ -102,7 +103,7 @@ def _row(row: dict[str, Any], where: str, vocab_size: int) -> Rollout:
             )
         ids[key] = tuple(value)
     temperature = row.get("temperature", 0.0)
-    if not isinstance(temperature, int | float):
+    if not isinstance(temperature, int | float) or not 0 <= temperature < 1e300:
         raise DataError(f"{where}: 'temperature' is {temperature!r}, expected a number.")
     return Rollout(
         **ids,
