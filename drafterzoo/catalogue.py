@@ -76,6 +76,7 @@ def load(
     target).
     """
     from drafterzoo import checkpoint
+    from drafterzoo.engine.faults import blamed
     from drafterzoo.target.target import Target
 
     if not isinstance(spec_or_address, str):
@@ -95,7 +96,9 @@ def load(
         place = _checkpoint_of(spec, target)
         if place is None:
             bound = _target(target, None, device, dtype)
-            return DRAFTERS.get(spec.base).create(bound, **{**spec.options, **overrides})
+            cls = DRAFTERS.get(spec.base)
+            with blamed(cls, "being made"):
+                return cls.create(bound, **{**spec.options, **overrides})
         overrides = {**spec.options, **overrides}
     config = checkpoint.read_config(place)
     _check_composition(config, place)
@@ -104,11 +107,13 @@ def load(
     saved = checkpoint.read(place)
     if overrides:
         saved.config["drafter"].update(overrides)
-    drafter = DRAFTERS.get(str(config["drafter"].get("name"))).from_checkpoint(saved, bound)
-    drafter = drafter.to(dtype=bound.dtype)
-    drafter.borrow()
-    if bound.packed:
-        drafter.pack()
+    cls = DRAFTERS.get(str(config["drafter"].get("name")))
+    with blamed(cls, f"being made from {place}"):
+        drafter = cls.from_checkpoint(saved, bound)
+        drafter = drafter.to(dtype=bound.dtype)
+        drafter.borrow()
+        if bound.packed:
+            drafter.pack()
     return drafter
 
 

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from drafterzoo.errors import CheckpointError, DrafterzooError, UsageError, suggest
+from drafterzoo.parsing import parse_json
 
 FORMAT_VERSION = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -91,10 +92,10 @@ def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> P
 def read_config(folder: Path) -> dict[str, Any]:
     """Read and check config.json alone. Raises CheckpointError."""
     path = folder / CONFIG
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such folder; expected one holding {CONFIG} and {WEIGHTS}.")
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        if not folder.is_dir():
+            raise CheckpointError(f"{folder}: no such folder; expected one holding {CONFIG} and {WEIGHTS}.")
+        config = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: missing; a drafterzoo checkpoint holds {CONFIG} and {WEIGHTS}.") from error
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -151,9 +152,10 @@ def read(folder: Path) -> Native:
             f"{path}: truncated or damaged ({error}); download or save the checkpoint again."
         ) from error
     for key, value in tensors.items():
-        if value.is_floating_point() and not torch.isfinite(value).all():
+        # as float32, the widest that is computed with: a float64 may be too great for it, a float8 cannot be asked
+        if value.is_floating_point() and not torch.isfinite(value.float()).all():
             raise CheckpointError(
-                f"{path}: tensor {key!r} holds values that are not finite; train or download it again."
+                f"{path}: tensor {key!r} holds values that are not finite in float32; train or download it again."
             )
     return Native(folder, config, tensors, getattr(torch, config["dtype"]))
 

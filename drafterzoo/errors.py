@@ -26,6 +26,10 @@ class CheckpointError(DrafterzooError):
     """A checkpoint that is damaged, incomplete, or made for another target."""
 
 
+class DrafterError(DrafterzooError):
+    """A drafter from another package that failed, or whose offers cannot be meant."""
+
+
 class DataError(DrafterzooError, ValueError):
     """A prompt file, a suite or a results directory that cannot be read as what it claims to be."""
 

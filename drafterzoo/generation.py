@@ -331,6 +331,10 @@ def _several(prompts: Any) -> list[Any]:
     """A list of prompts, whichever of the accepted forms was given. Raises UsageError for anything else."""
     if isinstance(prompts, str):
         return [prompts]
+    if isinstance(prompts, Mapping):  # iterating over it would take its keys for prompts
+        raise UsageError(
+            "generate: the prompt is a single message; put it into a list, as in [{'role': 'user', 'content': '...'}]."
+        )
     prompts = _plain(prompts)
     try:
         listed = list(prompts)
@@ -381,6 +385,8 @@ def _keys(request_ids: Sequence[int | str] | None, n: int) -> list[int]:
     """One int64 per prompt: numbers as they are, text by its hash."""
     if request_ids is None:
         return list(range(n))
+    if isinstance(request_ids, str) or not isinstance(request_ids, Sequence):
+        raise UsageError(f"generate: request_ids is {request_ids!r}, expected a list of one number or text a prompt.")
     if len(request_ids) != n:
         raise UsageError(f"generate: {len(request_ids)} request_ids for {n} prompts; give one each.")
     return [_key(name) for name in request_ids]
@@ -389,4 +395,4 @@ def _keys(request_ids: Sequence[int | str] | None, n: int) -> list[int]:
 def _key(name: int | str) -> int:
     if _whole(name):
         return (int(name) + 2**63) % 2**64 - 2**63
-    return int.from_bytes(hashlib.sha256(str(name).encode()).digest()[:8], "big", signed=True)
+    return int.from_bytes(hashlib.sha256(str(name).encode(errors="surrogatepass")).digest()[:8], "big", signed=True)

@@ -21,7 +21,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-console = Console(stderr=True, highlight=False)
+# Text is printed as it stands: what stands in brackets may be part of a path.
+console = Console(stderr=True, highlight=False, markup=False)
 _QUIET_SECONDS = 10.0
 
 
@@ -44,7 +45,7 @@ class Bar:
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, remark=text)
         elif time.monotonic() - self._spoke >= _QUIET_SECONDS:
-            console.print(text)
+            console.print(text, soft_wrap=True)
             self._spoke = time.monotonic()
 
 
@@ -52,18 +53,18 @@ class Bar:
 def progress(title: str, total: float, unit: str = "tok/s") -> Iterator[Bar]:
     """Show `title` and a bar up to `total`; `unit` is what the rate counts."""
     if not console.is_terminal:
-        console.print(title)
+        console.print(title, soft_wrap=True)
         yield Bar(None, None, unit)
         return
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20),
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[remark]}"),
+        TextColumn("{task.fields[remark]}", markup=False),
     )
     with Progress(*columns, console=console, transient=True) as bar:
         yield Bar(bar, bar.add_task(title, total=total, rate="", remark=""), unit)

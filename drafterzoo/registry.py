@@ -116,7 +116,14 @@ class Registry(Generic[T]):
 
     def get(self, name: str) -> T:
         """Return what `name` means. Raises UsageError for an unknown or broken entry, with the nearest known names."""
-        return cast(T, self._load(name, self._find(name)))
+        entry = self._find(name)
+        try:
+            return cast(T, self._load(name, entry))
+        except (ImportError, AttributeError) as error:
+            raise UsageError(
+                f"{self.kind} {name!r} is {entry.target!r}, which cannot be imported "
+                f"({type(error).__name__}: {error}); install what it needs, or register it by its right address."
+            ) from error
 
     def _find(self, name: str) -> _Entry:
         if name not in self._entries:

@@ -88,7 +88,7 @@ def test_instances_register_too(zoo: Registry[Any]) -> None:
 def test_a_string_is_imported_only_when_asked_for(zoo: Registry[Any]) -> None:
     zoo.register("ghost", "no.such.module:Ghost")
     assert zoo.names() == ["ghost"] and zoo.origin("ghost") == "no.such.module:Ghost"
-    with pytest.raises(ModuleNotFoundError):
+    with pytest.raises(UsageError, match=r"'no\.such\.module:Ghost', which cannot be imported \(ModuleNotFoundError"):
         zoo.get("ghost")
 
 

@@ -14,11 +14,13 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-
-from cyclopts import App, CycloptsError
+from typing import TYPE_CHECKING
 
 from drafterzoo import __version__
 from drafterzoo.errors import DrafterzooError, UsageError, suggest
+
+if TYPE_CHECKING:
+    from cyclopts import App
 
 # verb -> (where it lives, what `drafterzoo --help` says of it: the first line of that function's docstring)
 VERBS: dict[str, tuple[str, str]] = {
@@ -33,6 +35,13 @@ VERBS: dict[str, tuple[str, str]] = {
     "train": ("drafterzoo.cli.train:train", "Train a drafter from a recipe."),
     "doctor": ("drafterzoo.cli.doctor:doctor", "Say what is installed, what it runs on, and what is broken."),
 }
+# what is wrong with a path or the disk under it, not with us
+_OF_THE_DISK = {
+    getattr(errno, name)
+    for name in (
+        "EACCES", "EPERM", "ENOSPC", "EROFS", "EDQUOT", "EFBIG", "ENAMETOOLONG", "ELOOP", "ENOTDIR", "EISDIR", "EIO",
+    )
+}  # fmt: skip
 ABOUT = """Speculative decoding: load, run, train and compare drafters at equal budgets.
 
 Example: `drafterzoo generate "Explain rainbows." --show-tree`
@@ -41,6 +50,8 @@ Example: `drafterzoo generate "Explain rainbows." --show-tree`
 
 def build_app(typed: str | None = None) -> App:
     """The application. `typed` is the verb about to run: a summary given at registration would hide its docstring."""
+    from cyclopts import App
+
     app = App(
         name="drafterzoo", help=ABOUT, help_format="markdown", version=__version__, suppress_keyboard_interrupt=False
     )
@@ -51,19 +62,12 @@ def build_app(typed: str | None = None) -> App:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
-    _soften_streams()
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    verb = words[0] if words and not words[0].startswith("-") else None
     try:
-        if verb is not None and verb not in VERBS:
-            raise UsageError(f"unknown command {verb!r}{suggest(verb, VERBS)}; there is {', '.join(VERBS)}.")
-        status = build_app(verb)(words, exit_on_error=False, print_error=False, result_action="return_value")
+        _soften_streams()
+        status = _run(list(sys.argv[1:] if arguments is None else arguments))
         if sys.stdout is not None:
             sys.stdout.flush()
-        return status if isinstance(status, int) else 0
-    except CycloptsError as error:
-        said = " ".join(str(error).split()).rstrip(".")
-        return _complain(f"{said}; see 'drafterzoo {verb + ' ' if verb else ''}--help'.", 2)
+        return status
     except DrafterzooError as error:
         return _complain(str(error), error.exit_status)
     except KeyboardInterrupt:
@@ -73,12 +77,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _abandon_stdout()
         return 1
     except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG):
+        if error.errno not in _OF_THE_DISK:
             raise
         if not error.filename:
             _abandon_stdout()  # it may be what could not be written, and the final flush would fail again
         where = f": {error.filename}" if error.filename else ""
-        return _complain(f"{error.strerror}{where}; free the disk or choose another folder, then run it again.", 1)
+        return _complain(f"{error.strerror}{where}; free the disk or choose another path, then run it again.", 1)
+
+
+def _run(words: list[str]) -> int:
+    """Do what was typed. Cyclopts is imported in here, so that whoever interrupts that sees no traceback either."""
+    verb = words[0] if words and not words[0].startswith("-") else None
+    if verb is not None and verb not in VERBS:
+        raise UsageError(f"unknown command {verb!r}{suggest(verb, VERBS)}; there is {', '.join(VERBS)}.")
+    from cyclopts import CycloptsError
+
+    try:
+        status = build_app(verb)(words, exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        said = " ".join(str(error).split()).rstrip(".")
+        return _complain(f"{said}; see 'drafterzoo {verb + ' ' if verb else ''}--help'.", 2)
+    return status if isinstance(status, int) else 0
 
 
 def _soften_streams() -> None:

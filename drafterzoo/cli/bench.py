@@ -132,8 +132,8 @@ def bench(
     else:
         out().print(result.table())
         for line in remarks(result.summary):
-            out().print(line, markup=False)
-    err().print(f"results: {result.directory}", style="dim", markup=False, soft_wrap=True)
+            out().print(line, markup=False, soft_wrap=True)
+    err().print(f"results: {result.directory}", style="dim", soft_wrap=True)
 
 
 def remarks(summary: Mapping[str, Any]) -> list[str]:

@@ -24,7 +24,7 @@ def out() -> Console:
 
 def err() -> Console:
     """The console for progress and remarks."""
-    return Console(file=sys.stderr, highlight=False)
+    return Console(file=sys.stderr, highlight=False, markup=False)
 
 
 def print_json(value: Any) -> None:

@@ -159,20 +159,22 @@ class Answer:
 def follow(chunks: Iterable[Chunk], target: Target, *, quiet: bool, trees: bool) -> Answer:
     """Take the stream to its end, showing text or trees as they come unless `quiet`."""
     answer, root = Answer(), ""
-    for chunk in chunks:
-        answer.add(chunk)
-        tree = chunk.round.tree if chunk.round else None
-        if tree is not None and chunk.round is not None:
-            answer.trees.append(describe(tree, root, chunk.tokens[chunk.round.accepted :], target))
-            if not quiet:
-                out().print(picture(answer.trees[-1], len(answer.trees)))
-        if not quiet and not trees:
-            sys.stdout.write(chunk.text)
-            sys.stdout.flush()
-        if chunk.tokens:
-            root = _token(chunk.tokens[-1], target)
-    if not quiet:
-        print(answer.text if trees else "")
+    try:
+        for chunk in chunks:
+            answer.add(chunk)
+            tree = chunk.round.tree if chunk.round else None
+            if tree is not None and chunk.round is not None:
+                answer.trees.append(describe(tree, root, chunk.tokens[chunk.round.accepted :], target))
+                if not quiet:
+                    out().print(picture(answer.trees[-1], len(answer.trees)))
+            if not quiet and not trees:
+                sys.stdout.write(chunk.text)
+                sys.stdout.flush()
+            if chunk.tokens:
+                root = _token(chunk.tokens[-1], target)
+    finally:  # cut short, too: what is said next begins on a line of its own
+        if not quiet:
+            print(answer.text if trees else "")
     return answer
 
 

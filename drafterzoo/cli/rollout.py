@@ -10,7 +10,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from drafterzoo.cli.console import Json, out, print_json, use_threads
+from drafterzoo.cli.console import Json, print_json, use_threads
 from drafterzoo.errors import UsageError
 
 
@@ -102,4 +102,4 @@ def rollout(
     if json:
         print_json(made)
     else:
-        out().print(f"{output}: {made['rows']} answers, {made['new_rows']} of them new, {made['new_tokens']} tokens")
+        print(f"{output}: {made['rows']} answers, {made['new_rows']} of them new, {made['new_tokens']} tokens")

@@ -14,6 +14,7 @@ from typing import Any
 from drafterzoo.cli.console import Json, out, print_json
 from drafterzoo.cli.show_suite import show_suite
 from drafterzoo.errors import CheckpointError
+from drafterzoo.parsing import parse_json
 from drafterzoo.registry import SUITES
 
 
@@ -57,11 +58,13 @@ def _card(folder: Path) -> str | None:
 def _config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     try:
-        config = jsonlib.loads(path.read_text(encoding="utf-8"))
+        config = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{folder} has no config.json; it is no checkpoint, or its download was cut short."
         ) from error
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}); give the folder of a checkpoint.") from error
     except ValueError as error:
         raise CheckpointError(f"{path} is not JSON ({error}); fetch the checkpoint again.") from error
     if not isinstance(config, dict):

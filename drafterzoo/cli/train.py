@@ -11,8 +11,10 @@ from typing import Annotated, Any
 import attrs
 from cyclopts import Parameter
 
-from drafterzoo.cli.console import Json, out, print_json
+from drafterzoo.cli.console import Json, print_json
 from drafterzoo.errors import UsageError
+
+INTERRUPTED = 130  # a script must not go on with half a run as if it were whole
 
 
 def train(
@@ -24,7 +26,7 @@ def train(
     seed: int | None = None,
     threads: int | None = None,
     json: Json = False,
-) -> None:
+) -> int:
     """Train a drafter from a recipe.
 
     Example: `drafterzoo train recipes/train/eagle3.1-smollm2.toml --out runs/eagle3.1`
@@ -33,8 +35,8 @@ def train(
     smollm2-rollouts.jsonl in the folder that the variable DRAFTERZOO_DATA names; where it is missing, the target makes
     it first, which takes hours on a CPU (`drafterzoo rollout` does the same beforehand).
 
-    Ctrl-C saves and exits; the same command goes on from there, bit for bit. The folder's `best` is a checkpoint:
-    `drafterzoo bench -d dir:runs/eagle3.1/best`.
+    Ctrl-C saves and exits with status 130; the same command goes on from there, bit for bit. The folder's `best` is a
+    checkpoint: `drafterzoo bench -d dir:runs/eagle3.1/best`.
 
     Parameters
     ----------
@@ -58,16 +60,16 @@ def train(
         raise UsageError(f"--epochs {epochs:g}: expected a number above zero.")
     made = attrs.evolve(made, run=attrs.evolve(made.run, **{k: v for k, v in changes.items() if v is not None}))
     result = run(made, out=output)
+    status = 0 if result.summary["finished"] else INTERRUPTED
     if json:
         print_json(result.summary)
-        return
+        return status
     summary, best = result.summary, result.summary["best"]
     state = "finished" if summary["finished"] else "stopped; the same command goes on from here"
-    out().print(f"{result.directory}: {state} at step {summary['step']} of {summary['of']}")
+    print(f"{result.directory}: {state} at step {summary['step']} of {summary['of']}")
     if best["step"] >= 0:
-        out().print(
-            f"best tau {best['tau']:.3f} at step {best['step']}: load it with 'dir:{result.directory / 'best'}'"
-        )
+        print(f"best tau {best['tau']:.3f} at step {best['step']}: load it with 'dir:{result.directory / 'best'}'")
+    return status
 
 
 def _find(recipe: Path) -> Path:

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from drafterzoo.target.target import Target
 
 
+MOST_LAYERS, WIDEST = 256, 1 << 17
+WIDTHS = ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim")
+
+
 @attrs.frozen
 class Eagle3Config:
     """Sizes and flags of an EAGLE-3 body.
@@ -70,6 +74,10 @@ class Eagle3Config:
         for name in ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "rope_theta"):
             if not 0 < getattr(self, name) < math.inf:
                 raise UsageError(f"eagle3: {name}={getattr(self, name)}, expected a number above zero.")
+        # a damaged config must not be answered by allocating until the machine gives up
+        for name, most in (("num_layers", MOST_LAYERS), *((name, WIDEST) for name in WIDTHS)):
+            if getattr(self, name) > most:
+                raise UsageError(f"eagle3: {name}={getattr(self, name)}, expected at most {most}.")
         if self.head_dim % 2:
             raise UsageError(f"eagle3: head_dim={self.head_dim} cannot be rotated in pairs; give an even number.")
         if not (self.rms_norm_eps >= 0 and all(0 < weight < math.inf for weight in self.coupling)):

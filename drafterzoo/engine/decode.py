@@ -17,10 +17,11 @@ from torch import Tensor
 
 from drafterzoo.budget import Budget
 from drafterzoo.engine.contract import Committed, DraftTree, Proposer, Verdict
+from drafterzoo.engine.faults import blamed
 from drafterzoo.engine.sampling import Coupling, Sampler, Sampling, Selector
 from drafterzoo.engine.source import Live, Source
 from drafterzoo.engine.tree import bare_tree, grow, narrowed
-from drafterzoo.errors import UsageError
+from drafterzoo.errors import DrafterError, UsageError
 from drafterzoo.target.target import Reading, Target
 
 
@@ -203,7 +204,9 @@ class Batch:
             self.select = Selector(self.sampler, budget.offer, coupling)
             # A last round may accept beyond max_new_tokens.
             room = capacity + self.depth + 1
-            self.state = drafter.open(target, n, room, self.depth, drafter.rows_per_round(self.depth, budget.grow))
+            with blamed(type(drafter), "opening its memory"):
+                rows = drafter.rows_per_round(self.depth, budget.grow)
+                self.state = drafter.open(target, n, room, self.depth, rows)
         self.pending: Committed | None = None  # rows that the drafter has yet to observe
         self.fresh: int | None = 1  # how far the roots moved in the last round at most; None: the host does not know
         self.members = list(range(n))  # which request each row of the batch is
@@ -226,8 +229,9 @@ class Batch:
         self.sampler.begin(self.roots - 1)
         reading, self.tokens = self.source.prefill(self.sampler)
         if self.drafter is not None:
-            self.drafter.observe(self.state, self._read_prompts(reading, self.tokens))
-            self.state.counters.take()
+            with blamed(type(self.drafter), "observing the prompts"):
+                self.drafter.observe(self.state, self._read_prompts(reading, self.tokens))
+                self.state.counters.take()
         first = self.tokens.tolist()
         seconds = self.watch.total()
         emissions = [self._emit(row, [token], None, seconds) for row, token in enumerate(first)]
@@ -295,12 +299,30 @@ class Batch:
     def _draft(self) -> DraftTree:
         if self.drafter is None or self.settings.budget is None:
             return bare_tree(len(self.members), self.device)
-        if self.pending is not None:
-            self.drafter.observe(self.state, self.pending)
-        tree = grow(self.drafter, self.state, self.settings.budget, self.tokens, self.roots, self.select)
+        with blamed(type(self.drafter), "drafting"):
+            if self.pending is not None:
+                self.drafter.observe(self.state, self.pending)
+            tree = grow(self.drafter, self.state, self.settings.budget, self.tokens, self.roots, self.select)
         assert tree.width <= self.nodes, "a tree beyond its budget"
+        tree = self._known(tree)
         # Padding costs time on a CPU; elsewhere the width stays what it is, so that shapes do not depend on the data.
         return tree if self.static else narrowed(tree, int(tree.valid.sum(dim=1).amax()) if tree.width else 0)
+
+    def _known(self, tree: DraftTree) -> DraftTree:
+        """The tree with tokens that the target has an embedding for. Raises DrafterError for others on a CPU.
+
+        Elsewhere asking would synchronise, so there they become tokens that do no harm: any tree gives the same text.
+        """
+        if self.static:
+            return attrs.evolve(tree, tokens=tree.tokens.clamp(0, self.target.vocab_size - 1))
+        alien = tree.tokens[(tree.tokens < 0) | (tree.tokens >= self.target.vocab_size)]
+        if len(alien):
+            raise DrafterError(
+                f"drafter {getattr(self.drafter, 'spec', self.drafter)!r} offers token {int(alien[0])}, but "
+                f"{self.target.name} has ids 0 to {self.target.vocab_size - 1}; it is made for another target, or its "
+                f"map of the vocabulary is wrong."
+            )
+        return tree
 
     def _read_tree(self, tree: DraftTree) -> tuple[Tensor, Reading]:
         """The one target call of the round, over the root and all nodes."""
@@ -394,7 +416,8 @@ class Batch:
         self.sampler.keep(kept)
         self.tokens, self.roots = self.tokens[kept], self.roots[kept]
         if self.drafter is not None:
-            self.state.keep(kept)
+            with blamed(type(self.drafter), "letting go of requests"):
+                self.state.keep(kept)
         if self.pending is not None:
             self.pending = _kept(self.pending, kept)
         self.members = [self.members[row] for row in rows]

@@ -24,6 +24,7 @@ MATCH, PROPOSAL, ACCEPTANCE, RESIDUAL = 1, 2, 3, 4
 
 _LOW32 = (1 << 32) - 1
 _LOW63 = (1 << 63) - 1
+MOST = 1e30  # of any setting that is a number: beyond, float32 has no room for what is multiplied with it
 COLDEST = 1e-6  # the least temperature above 0: far below it, logits over temperature leave float32
 _BELOW_ONE = 1.0 - 2.0**-24  # the greatest float32 below 1
 
@@ -45,10 +46,10 @@ _SPREAD_B = _signed(0xDDB3D742C265539F)
 
 def _number(low: float, high: float, example: str, *, above: bool = False) -> Any:
     def check(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-        fine = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        fine = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MOST
         if not (fine and (low < value if above else low <= value) and value <= high):
             bounds = f"above {low:g}" if above else f"of at least {low:g}"
-            limit = "" if high == math.inf else f" and at most {high:g}"
+            limit = f" and at most {min(high, MOST):g}"
             raise UsageError(
                 f"sampling: {attribute.name} is {value!r}, expected a number {bounds}{limit}; for example {example}."
             )

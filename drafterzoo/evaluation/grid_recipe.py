@@ -21,6 +21,7 @@ from drafterzoo.catalogue import EMBEDDED, check_spelling
 from drafterzoo.errors import UsageError, suggest
 from drafterzoo.evaluation.conditions import Settings
 from drafterzoo.evaluation.selection import TABLE_KEYS, Where
+from drafterzoo.parsing import parse_toml
 
 CROSSED = ("drafters", "budgets", "suites", "temperatures", "batch_sizes", "seeds")
 UNTOUCHED = ("name", "out", "estimate")  # keys that change no number, so that a grid may go on after they changed
@@ -170,7 +171,7 @@ def read_grid_recipe(path: str | Path) -> GridRecipe:
     """Read a TOML recipe; its name is the file's. Raises UsageError naming the file, the key and the nearest one."""
     file = Path(path)
     try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
+        values = parse_toml(file.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f'{file}: not TOML ({error}); write lines such as drafters = ["eagle3.1"].') from error
     except (OSError, UnicodeDecodeError) as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from drafterzoo.errors import UsageError, suggest
+from drafterzoo.parsing import parse_toml
 
 KINDS: dict[str, tuple[type, ...]] = {
     "drafters": (str, list),
@@ -46,10 +47,10 @@ def read_bench_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     file = Path(path)
     try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
+        values = parse_toml(file.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f'{file}: not TOML ({error}); write lines such as suite = "starter".') from error
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"recipe {file} cannot be read ({error}); give the path of a TOML file.") from error
     for key, value in values.items():
         if key not in KINDS:

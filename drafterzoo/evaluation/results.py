@@ -10,6 +10,7 @@ interrupted run loses at most the prompt it was at.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -25,6 +26,7 @@ from typing import IO, Any, Self
 import attrs
 
 from drafterzoo.errors import DataError, UsageError
+from drafterzoo.parsing import parse_json
 
 FORMAT_VERSION = 1
 CONDITIONS, ROUNDS, SUMMARY = "conditions.json", "rounds.jsonl", "summary.json"
@@ -128,7 +130,8 @@ def default_directory(suite: str, root: Path = Path("runs")) -> Path:
 
 def check_free(directory: str | os.PathLike[str]) -> None:
     """Raise UsageError when the folder already holds results: they are never overwritten."""
-    if (Path(directory) / ROUNDS).exists():
+    rounds = Path(directory) / ROUNDS
+    if rounds.exists() and rounds.stat().st_size:  # an empty file is what a run leaves that was killed while warming up
         raise UsageError(f"{directory} already holds results; name another folder, or move that one away.")
 
 
@@ -141,19 +144,35 @@ class ResultsWriter:
     def __init__(
         self, directory: str | os.PathLike[str], conditions: Mapping[str, Any], *, go_on: bool = False
     ) -> None:
-        """Create the folder and write the conditions. go_on: add to the lines that are there (see `cut_back`).
+        """Create the folder, take it for this process, and write the conditions.
 
-        Raises UsageError when the folder already holds results (unless it is to go on) or cannot be written.
+        go_on: add to the lines that are there (see `cut_back`). Raises UsageError when the folder already holds results
+        (unless it is to go on), is another process's, or cannot be written.
         """
         self.directory = Path(directory)
         if not go_on:
             check_free(self.directory)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            write_json(self.directory / CONDITIONS, {"format_version": FORMAT_VERSION, **conditions})
-            self._file: IO[str] = open(self.directory / ROUNDS, "a" if go_on else "x", encoding="utf-8")  # noqa: SIM115  see close()
+            self._file: IO[str] = open(self.directory / ROUNDS, "a", encoding="utf-8")  # noqa: SIM115  see close()
         except OSError as error:
             raise _unwritable(self.directory, error) from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go when the process ends, however it does
+            if not go_on:
+                check_free(self.directory)  # whoever held it may have finished just now
+            write_json(self.directory / CONDITIONS, {"format_version": FORMAT_VERSION, **conditions})
+        except BlockingIOError as error:
+            self.close()
+            raise UsageError(
+                f"{self.directory}: another process is writing its results there; name another folder."
+            ) from error
+        except OSError as error:
+            self.close()
+            raise _unwritable(self.directory, error) from error
+        except UsageError:
+            self.close()
+            raise
 
     def append(self, record: Record) -> None:
         """Add one line. Raises UsageError when that fails (a full disk)."""
@@ -177,17 +196,18 @@ class ResultsWriter:
             raise _unwritable(self.directory, error) from error
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # what could not be written has been said when it was tried
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-        if not (self.directory / ROUNDS).stat().st_size:
-            (self.directory / ROUNDS).unlink()
-            (self.directory / CONDITIONS).unlink()
-            with suppress(OSError):  # something else lies in it
+        with suppress(OSError):  # somebody has taken the folder away, or something else lies in it
+            if not (self.directory / ROUNDS).stat().st_size:
+                (self.directory / ROUNDS).unlink()
+                (self.directory / CONDITIONS).unlink()
                 self.directory.rmdir()
 
 
@@ -252,7 +272,7 @@ def cut_back(directory: Path, lines: int) -> None:
 def read_object(path: Path) -> dict[str, Any]:
     """One of the JSON objects beside the lines, without its version. Raises DataError, naming the file."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise DataError(
             f"{path}:{error.lineno}: not JSON ({error.msg}); restore the file or run the benchmark again."
@@ -283,7 +303,7 @@ def _read_records(path: Path) -> Iterator[Record]:
 
 def _record(line: bytes, where: str) -> Record:
     try:
-        row = json.loads(line)
+        row = parse_json(line.decode("utf-8"))
         if not isinstance(row, dict):
             raise DataError(f"{where}: expected an object with cell, prompt and rounds, found {type(row).__name__}.")
         missing = [name for name in _REQUIRED if name not in row]

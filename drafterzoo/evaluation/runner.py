@@ -299,7 +299,7 @@ class Run:
         records: list[Record] = []
         started = time.perf_counter()
         if show_progress:
-            console.print(f"warming up {len(self.cells)} rows", highlight=False)
+            console.print(f"warming up {len(self.cells)} rows")
         self.warm_up()
         try:
             for group in self.groups(show_progress):
@@ -313,7 +313,7 @@ class Run:
                 writer.finish(self.summary(records, conditions, seconds, complete=False))
             if show_progress:
                 done = f"{len({r.prompt for r in records})} of {len(self.suite.prompts)} prompts"
-                console.print(f"stopped after {done}; they are in {writer.directory}", markup=False, soft_wrap=True)
+                console.print(f"stopped after {done}; they are in {writer.directory}", soft_wrap=True)
             raise
         summary = self.summary(records, conditions, time.perf_counter() - started, complete=True)
         writer.finish(summary)

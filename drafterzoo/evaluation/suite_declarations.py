@@ -15,6 +15,7 @@ from typing import Any, Literal
 import attrs
 
 from drafterzoo.errors import DataError, suggest
+from drafterzoo.parsing import parse_toml
 
 SHIPPED = Path(__file__).parent / "data" / "suites"
 
@@ -103,7 +104,7 @@ def read_declaration(path: str | Path) -> SuiteFile:
     """
     file = Path(path)
     try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
+        values = parse_toml(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise DataError(f"suite {file}: cannot be read as TOML ({error}).") from error
     hub = values.pop("hub", None)

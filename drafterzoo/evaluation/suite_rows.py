@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from drafterzoo.errors import DataError, UsageError
+from drafterzoo.parsing import parse_json
 
 PARQUET = ".parquet"
 SUFFIXES = (".jsonl", ".json", PARQUET)
@@ -61,15 +62,13 @@ def _lines(path: Path, fields: Sequence[str]) -> Iterator[Row]:
 
 def _object(line: bytes, where: str) -> Mapping[str, Any]:
     try:
-        row = json.loads(line.decode("utf-8-sig"))
+        row = parse_json(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: byte {error.start + 1} is not UTF-8; save the file as UTF-8.") from error
     except json.JSONDecodeError as error:
         raise DataError(
             f"{where}: not JSON at column {error.colno} ({error.msg}); write one JSON object per line."
         ) from error
-    except RecursionError as error:
-        raise DataError(f'{where}: brackets are nested too deeply; expected {{"turns": [...]}}.') from error
     if not isinstance(row, dict):
         raise DataError(f'{where}: expected a JSON object such as {{"turns": ["..."]}}, found {kind(row)}.')
     return row

@@ -97,8 +97,8 @@ def load_suite(
     Raises UsageError for an unknown suite, category or split, a missing file or a bad limit; DataError, naming file and
     line, for a file that is not a suite, and with both numbers for one that is not the suite declared.
     """
-    if limit is not None and limit < 1:
-        raise UsageError(f"suite: limit is {limit}, expected at least 1; leave it out to ask every prompt.")
+    if limit is not None and (not isinstance(limit, int) or limit < 1):
+        raise UsageError(f"suite: limit is {limit!r}, expected at least 1; leave it out to ask every prompt.")
     place = _locate(name_or_path, data_dir)
     every = _read(place)
     checked = _checked(place, [prompt for prompt, _ in every]) if check else "not checked"

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from filelock import FileLock
+from rich.markup import escape
 from transformers import AutoModelForCausalLM, AutoTokenizer, modeling_gguf_pytorch_utils
 
 from drafterzoo.errors import CheckpointError, DrafterzooError, UsageError
@@ -93,11 +94,10 @@ def _rebuild(folder: Path, convert: Convert) -> None:
     partial = folder.with_name(f".{folder.name}.partial")
     partial.mkdir()
     try:
-        with console.status(f"Converting {FULL_NAME} once (about half a minute, 540 MB in {folder.parent})"):
+        title = f"Converting {FULL_NAME} once (about half a minute, 540 MB) into {folder.parent}"
+        with console.status(escape(title)):
             if not console.is_terminal:
-                console.print(
-                    f"Converting {FULL_NAME} once (about half a minute) into {folder.parent}", highlight=False
-                )
+                console.print(title, soft_wrap=True)
             convert(source, partial)
             _write_manifest(partial)
         os.rename(partial, folder)

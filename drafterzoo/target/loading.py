@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from rich.markup import escape
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
@@ -24,6 +25,7 @@ from drafterzoo.target.packed import can_pack, pack_linears, packing_works
 from drafterzoo.target.quiet import quiet_transformers
 from drafterzoo.target.target import Target
 
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 _MASKABLE = ("sdpa", "eager", attention.NAME)  # the attention functions that take a prepared additive mask
 
 
@@ -143,7 +145,7 @@ def _load_model(source: str, name: str, revision: str | None, dtype: torch.dtype
         loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True, **options)
     except SafetensorError as error:
         raise CheckpointError(f"{source}: the weights are damaged ({error}); fetch the model again.") from error
-    except (OSError, ValueError, ImportError) as error:
+    except Exception as error:  # a config can be wrong in as many ways as architectures read it
         raise _explain(error, name, revision) from error
     model, info = loaded
     missing = sorted(info["missing_keys"])
@@ -157,6 +159,8 @@ def _load_model(source: str, name: str, revision: str | None, dtype: torch.dtype
 
 def _explain(error: Exception, name: str, revision: str | None) -> UsageError:
     reason = " ".join(str(error).split())
+    if not isinstance(error, OSError | ValueError | ImportError):
+        reason = f"{type(error).__name__}: {reason}"  # whose text alone may be no more than a key
     if "AutoModelForCausalLM" in reason:
         return UsageError(
             f"target: {name} is not a causal LM (its config is of another kind of model); give a decoder-only "
@@ -175,10 +179,25 @@ def _load_tokenizer(tokenizer: Any, source: str, revision: str | None) -> Any:
     options = {} if tokenizer is not None or revision is None else {"revision": revision}
     try:
         return AutoTokenizer.from_pretrained(os.fspath(tokenizer or source), **options)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:
         if tokenizer is None:
+            _check_absent(source, error)
             return None  # a model without tokenizer still answers token ids
         raise UsageError(f"tokenizer: {tokenizer!s} holds none; give a folder or Hub id that does.") from error
+
+
+def _check_absent(source: str, error: Exception) -> None:
+    """Raise CheckpointError when a folder does hold a tokenizer, which then is damaged: nobody wants to go on without.
+
+    One that this installation lacks a package for is as good as none.
+    """
+    found = [name for name in _TOKENIZER_FILES if (Path(source) / name).is_file()]
+    if found and not isinstance(error, ImportError):
+        reason = " ".join(str(error).split())[:160]
+        raise CheckpointError(
+            f"{source}: its tokenizer ({', '.join(found)}) cannot be read ({type(error).__name__}: {reason}); "
+            f"fetch it again, or give another with tokenizer=..."
+        ) from error
 
 
 @contextmanager
@@ -186,5 +205,5 @@ def _waiting(what: str) -> Iterator[None]:
     if not console.is_terminal:
         yield
         return
-    with console.status(what):
+    with console.status(escape(what)):
         yield

@@ -189,7 +189,13 @@ def _make(
     sequences = [row.ids[:max_length] for row in rollouts.rows]
     offsets = np.concatenate([[0], np.cumsum([len(s) for s in sequences])]).astype(np.int64)
     total = int(offsets[-1])
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(
+            f'{folder}: the feature cache cannot be made ({error.strerror}); set features = "online" or another '
+            f"`cache` folder in the recipe's [data]."
+        ) from error
     need, free = cache_bytes(total, widths), shutil.disk_usage(folder).free
     if need > free * 0.95:
         raise DataError(

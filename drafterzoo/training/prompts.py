@@ -70,7 +70,7 @@ def builtin_count(source: str) -> int | None:
     name, _, count = source.partition(":")
     if name != _BUILTIN:
         return None
-    if not (count.isascii() and count.isdigit() and int(count)):
+    if not (count.isascii() and count.isdigit() and len(count) < 10 and int(count)):
         raise UsageError(f"prompts {source!r}: expected {_BUILTIN}:<how many>, for example '{_BUILTIN}:2000'.")
     return int(count)
 

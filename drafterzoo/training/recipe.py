@@ -7,7 +7,6 @@ nearest valid one.
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -17,6 +16,7 @@ import attrs
 from drafterzoo import checkpoint
 from drafterzoo.budget import Budget
 from drafterzoo.errors import UsageError, suggest
+from drafterzoo.parsing import parse_toml
 from drafterzoo.training.prompts import evaluation_suite
 
 
@@ -183,10 +183,10 @@ def read_recipe(path: str | Path) -> Recipe:
     """Read a TOML recipe. Raises UsageError naming the file, the section, the key, and the nearest valid key."""
     path = Path(path)
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = parse_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UsageError(f"{path}: no such recipe; those that come with drafterzoo lie in recipes/train/.") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"{path}: cannot be read as TOML ({error}).") from error
     return attrs.evolve(build_recipe(values, str(path)), name=values.get("name") or path.stem)
 

@@ -16,6 +16,7 @@ from typing import Any
 import attrs
 
 from drafterzoo.errors import DataError
+from drafterzoo.parsing import parse_json
 
 
 @attrs.frozen
@@ -87,7 +88,7 @@ def read_rollouts(path: str | Path, vocab_size: int) -> Rollouts:
 def json_row(line: bytes, path: Path, number: int) -> dict[str, Any]:
     """One line as a JSON object. Raises DataError with file and line."""
     try:
-        row = json.loads(line.decode("utf-8"))
+        row = parse_json(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise DataError(f"{path}:{number}: byte {error.start + 1} is not UTF-8; mend or drop the line.") from error
     except json.JSONDecodeError as error:

@@ -23,7 +23,7 @@ from drafterzoo.drafters.base import Drafter
 from drafterzoo.drafters.eagle3_body import Eagle3Body
 from drafterzoo.engine.coupling import collect, fit
 from drafterzoo.engine.sampling import Sampling
-from drafterzoo.errors import UsageError, suggest
+from drafterzoo.errors import DataError, UsageError, suggest
 from drafterzoo.progress import console
 from drafterzoo.registry import DRAFTERS, parse_spec
 from drafterzoo.target import load_target
@@ -58,7 +58,7 @@ def train(
     Raises UsageError (recipe), DataError (rollouts, disk), CheckpointError.
     """
     recipe = _read(recipe)
-    say = (lambda text: None) if quiet else (lambda text: console.print(text, highlight=False))
+    say = (lambda text: None) if quiet else (lambda text: console.print(text, soft_wrap=True))
     objective = build_objective(recipe)
     if recipe.run.threads:
         torch.set_num_threads(recipe.run.threads)
@@ -90,14 +90,18 @@ def _begun(recipe: Recipe, folder: Path) -> Path | None:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Hold a run's folder. Raises UsageError when another process is training in it."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Hold a run's folder. Raises UsageError when another process trains in it, DataError when it cannot be made."""
     lock = FileLock(folder / "run.lock", timeout=0)
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout as error:
         raise UsageError(
             f"{folder}: another process is training in it; wait for it, or choose another --out."
+        ) from error
+    except OSError as error:
+        raise DataError(
+            f"{folder}: cannot be written ({error.strerror}); free some space, or choose another --out."
         ) from error
     try:
         yield

@@ -40,6 +40,7 @@ from drafterzoo.training.recipe import OptimizerSection, Recipe
 from drafterzoo.training.rollouts import Rollouts
 
 Say = Callable[[str], None]
+LEARNT_NOTHING = 1.05  # a tau below this, at the end of a run, is no more than chance
 
 
 def learning_rate(section: OptimizerSection, step: int, total: int) -> float:
@@ -179,9 +180,13 @@ class Trainer:
                     self._evaluate()
                 if self.step % run.save_every == 0:
                     self.save()
-        if not self.stopping:
-            self._evaluate()
+        tau = None if self.stopping else self._evaluate()
         self.save()
+        if tau is not None and tau < LEARNT_NOTHING:
+            raise DataError(
+                f"{self.folder}: tau is {tau:.2f} after the whole run, so the drafter has learnt nothing; "
+                f"check that the rollouts were made by {self.drafter.target.name} (the checkpoint is kept)."
+            )
         return self.summary()
 
     def _take_step(self, indices: list[int], total: int, teacher_head: TeacherHead) -> tuple[int, list[PassNotes]]:
@@ -203,8 +208,15 @@ class Trainer:
 
     def _log(self, line: dict[str, Any]) -> None:
         line = {**line, "visited": self.visited, "seconds": round(self.trained_seconds, 1)}
-        with open(self.folder / "log.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        path = self.folder / "log.jsonl"
+        try:
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise DataError(
+                f"{path}: cannot be written ({error.strerror}); free some space, then the same command goes on from "
+                f"the last save."
+            ) from error
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
@@ -242,12 +254,12 @@ class Trainer:
                 for p, o in zip(self.parameters, own, strict=True):
                     p.copy_(o)
 
-    def _evaluate(self) -> None:
-        """Decode held-out prompts for real, log tau, keep the best checkpoint."""
+    def _evaluate(self) -> float | None:
+        """Decode held-out prompts for real, log tau, keep the best checkpoint. Returns tau; None without prompts."""
         section = self.recipe.evaluate
         chosen = self.held_out[:: max(1, len(self.held_out) // section.prompts)][: section.prompts]
         if not chosen:
-            return
+            return None
         from drafterzoo.generation import generate
 
         prompts = [list(self.rollouts.rows[i].prompt_ids) for i in chosen]
@@ -272,11 +284,7 @@ class Trainer:
             f"step {self.step}: tau {tau:.3f} at {section.budget} on {len(prompts)} held-out prompts"
             + (" (best)" if better else "")
         )
-        if self.step >= self.total and tau < 1.05:
-            raise DataError(
-                f"{self.folder}: tau is {tau:.2f} after the whole run, so the drafter has learnt nothing; "
-                f"check that the rollouts were made by {self.drafter.target.name} (the checkpoint is kept)."
-            )
+        return tau
 
     # -- saving and resuming -----------------------------------------------------------------------------------
 

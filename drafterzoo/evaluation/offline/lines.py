@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 
 from drafterzoo.errors import DataError, UsageError
 from drafterzoo.evaluation.results import CONDITIONS, FORMAT_VERSION, ROUNDS, SUMMARY, write_json
+from drafterzoo.parsing import parse_json
 
 LINES, LOCK = "rollouts.jsonl", ".lock"
 OF_NO_ACCOUNT = ("machine", "date")  # of the conditions: nothing here is timed
@@ -165,7 +166,7 @@ class LinesFile:
 def _recorded(path: Path) -> dict[str, Any]:
     """A conditions file's contents without their version; empty where there is none of this version."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     fits = isinstance(value, dict) and value.pop("format_version", None) == FORMAT_VERSION
@@ -186,7 +187,7 @@ def _read(path: Path) -> list[Line]:
 
 def _line(line: bytes, where: str) -> Line:
     try:
-        row = json.loads(line)
+        row = parse_json(line.decode("utf-8"))
         return Line(**{name: row[name] for name in _FIELDS})
     except (ValueError, TypeError, KeyError) as error:
         raise DataError(

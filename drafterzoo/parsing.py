@@ -1,0 +1,46 @@
+"""JSON and TOML that somebody else wrote, parsed so that every way of being wrong is one kind of error.
+
+Python's parsers leave three of them to other errors: brackets nested deeper than the stack, numbers of thousands of
+digits, and escapes of half a character, which are read without complaint and can never be written again. Knows text;
+nothing of what is in it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from typing import Any
+
+_HALF = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+
+
+def parse_json(text: str) -> Any:
+    """What `json.loads` gives. Raises json.JSONDecodeError, and nothing else, with the line and column it knows."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except RecursionError as error:
+        raise json.JSONDecodeError("brackets are nested too deeply", text, 0) from error
+    except ValueError as error:
+        raise json.JSONDecodeError("a number has too many digits", text, 0) from error
+    half = _HALF.search(text)
+    if half is not None:  # most such escapes come in pairs and are whole: only writing them tells
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise json.JSONDecodeError("an escape stands for half a character", text, half.start()) from error
+    return value
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """What `tomllib.loads` gives; a byte order mark is skipped. Raises tomllib.TOMLDecodeError, and nothing else."""
+    try:
+        return tomllib.loads(text.removeprefix("\ufeff"))
+    except tomllib.TOMLDecodeError:
+        raise
+    except RecursionError as error:
+        raise tomllib.TOMLDecodeError("brackets are nested too deeply") from error
+    except ValueError as error:
+        raise tomllib.TOMLDecodeError("a number has too many digits") from error
