@@ -115,3 +115,11 @@ def test_a_checkpoint_of_another_target_is_refused(folder: Path, monkeypatch: py
     monkeypatch.setattr(run, "load_target", lambda *args, **options: other)
     with pytest.raises(CheckpointError, match=r"made for .* whose num_layers is 8"):
         train(folder, "second", "high", init=from_first(folder))
+
+
+def test_a_run_killed_in_its_first_save_starts_anew(folder: Path) -> None:
+    """Its weights are there, what goes with them is not: they are no place to go on from."""
+    second = train(folder, "second", "high", init=from_first(folder))
+    (folder / "second" / "last" / "state.pt").unlink()
+    again = train(folder, "second", "high", init=from_first(folder))
+    assert all(torch.equal(again.tensors[key], second.tensors[key]) for key in second.tensors)

@@ -28,7 +28,7 @@ from drafterzoo.engine.contract import Frontier, Offers
 from drafterzoo.engine.sampling import Sampling, Selector
 from drafterzoo.errors import CheckpointError, DataError, DrafterError, DrafterzooError, UsageError
 from drafterzoo.evaluation.recipes import read_bench_recipe
-from drafterzoo.evaluation.results import ROUNDS, ResultsWriter
+from drafterzoo.evaluation.results import ROUNDS, Record, ResultsWriter
 from drafterzoo.evaluation.suites import load_suite
 from drafterzoo.parsing import parse_json, parse_toml
 from drafterzoo.progress import console, progress
@@ -304,6 +304,22 @@ def test_results_whose_folder_is_taken_away_say_so(tmp_path: Path) -> None:
             file.unlink()
         folder.rmdir()
         writer.finish({})
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_disk_that_is_full_is_said_once(tmp_path: Path) -> None:
+    """Closing a file tries again to write what was refused: that must not bury the sentence."""
+    counters = dict.fromkeys(("committed", "emitted", "accepted", "nodes", "forwards", "rows"), ())
+    times = dict.fromkeys(("draft_s", "verify_s", "rest_s"), ())
+    names = {"cell": "a", "drafter": "a", "budget": "", "prompt": "p", "category": "c"}
+    numbers = dict.fromkeys(("turn", "repeat", "group", "prompt_tokens"), 0)
+    record = Record(**names, **numbers, tokens=(1,), **counters, **times, prefill_s=0.0, decode_s=0.0)
+    folder = tmp_path / "results"
+    with pytest.raises(UsageError, match="No space left on device"), ResultsWriter(folder, {}) as writer:
+        writer._file.close()
+        writer._file = open("/dev/full", "a")  # noqa: SIM115
+        writer.append(record)
+    assert not folder.exists()
 
 
 def test_a_run_whose_folder_cannot_be_made_says_so(tmp_path: Path) -> None:

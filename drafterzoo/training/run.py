@@ -34,7 +34,7 @@ from drafterzoo.training.objectives.ttt import TTT
 from drafterzoo.training.recipe import Recipe, build_recipe, read_recipe
 from drafterzoo.training.ridge import ridge_start
 from drafterzoo.training.rollouts import Rollouts, expand_path, read_rollouts
-from drafterzoo.training.trainer import Say, Trainer
+from drafterzoo.training.trainer import STATE, Say, Trainer
 from drafterzoo.training.vocabulary import coverage, frequent_ids
 
 COUPLING_TOKENS = 32  # of each answer the coupled score is fitted on: many prompts say more than long answers
@@ -85,7 +85,7 @@ def _begun(recipe: Recipe, folder: Path) -> Path | None:
     if recipe.init.from_checkpoint is None:
         return None
     own = folder / "last"
-    return own if (own / checkpoint.CONFIG).is_file() else expand_path(recipe.init.from_checkpoint)
+    return own if (own / STATE).is_file() else expand_path(recipe.init.from_checkpoint)
 
 
 @contextmanager

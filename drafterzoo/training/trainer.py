@@ -40,6 +40,7 @@ from drafterzoo.training.recipe import OptimizerSection, Recipe
 from drafterzoo.training.rollouts import Rollouts
 
 Say = Callable[[str], None]
+STATE = "state.pt"  # written last: a `last` without it is half a save
 LEARNT_NOTHING = 1.05  # a tau below this, at the end of a run, is no more than chance
 
 
@@ -324,11 +325,11 @@ class Trainer:
         }
         buffer = io.BytesIO()
         torch.save(state, buffer)
-        checkpoint.write_whole(self.folder / "last" / "state.pt", buffer.getvalue())
+        checkpoint.write_whole(self.folder / "last" / STATE, buffer.getvalue())
 
     def resume(self) -> bool:
         """Take up the run in `folder`, if there is one. Raises UsageError when it was started from another recipe."""
-        path = self.folder / "last" / "state.pt"
+        path = self.folder / "last" / STATE
         written = json.dumps(describe(self.recipe), sort_keys=True)
         kept = self.folder / "recipe.json"
         if kept.is_file() and _canonical(kept) != written:
