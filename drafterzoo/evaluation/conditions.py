@@ -131,28 +131,25 @@ def check_comparable(runs: Mapping[str, Mapping[str, Any]]) -> None:
     for name, conditions in others:
         if conditions_key(conditions) == conditions_key(reference):
             continue
-        fields = ", ".join(f"{key} ({a!r} against {b!r})" for key, (a, b) in differing(reference, conditions).items())
+        one, other = ({k: v for k, v in c.items() if k not in OF_A_ROW} for c in (reference, conditions))
+        fields = ", ".join(f"{key} ({a!r} against {b!r})" for key, a, b in unlike(one, other))
         raise UsageError(
             f"{first} and {name} cannot stand in one table, since they differ in {fields}; "
             f"run them alike, or table them apart."
         )
 
 
-def differing(*several: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """The fields in which some conditions differ, rows' own left out: `sampling.temperature` -> the value of each."""
-    flat = [dict(flatten(conditions)) for conditions in several]
-    fields = dict.fromkeys(key for one in flat for key in one)
-    values = {key: tuple(one.get(key, "absent") for one in flat) for key in fields}
-    return {key: each for key, each in values.items() if any(value != each[0] for value in each)}
+def unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """The keys, joined by dots, in which two nested objects differ, with both values (or `absent`)."""
+    a, b = dict(_flatten(one)), dict(_flatten(other))
+    keys = [key for key in {**a, **b} if a.get(key, "absent") != b.get(key, "absent")]
+    return [(key, a.get(key, "absent"), b.get(key, "absent")) for key in keys]
 
 
-def flatten(conditions: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(field, value) of everything that counts for a table: `target.name`, `run.batch_size`, ..."""
+def _flatten(conditions: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in conditions.items():
-        if not prefix and key in OF_A_ROW:
-            continue
         if isinstance(value, Mapping):
-            yield from flatten(value, f"{prefix}{key}.")
+            yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

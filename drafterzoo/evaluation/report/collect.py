@@ -19,7 +19,7 @@ from drafterzoo.budget import Budget
 from drafterzoo.engine.sampling import Sampling
 from drafterzoo.errors import DataError, UsageError
 from drafterzoo.evaluation import metrics, statistics
-from drafterzoo.evaluation.conditions import check_comparable, conditions_key, differing
+from drafterzoo.evaluation.conditions import OF_A_ROW, check_comparable, conditions_key, unlike
 from drafterzoo.evaluation.report.definitions import Definition
 from drafterzoo.evaluation.results import CONDITIONS, ROUNDS, Record, Results, read
 from drafterzoo.evaluation.statistics import PairedRatio
@@ -175,8 +175,22 @@ def collect(directories: Sequence[Path], definition: Definition | None = None) -
     for run in runs:
         groups.setdefault(conditions_key(run.conditions), []).append(run)
     sections = [_section(number, group, definition) for number, group in enumerate(groups.values(), start=1)]
-    fields = differing(*(section.conditions for section in sections))
+    fields = differing([section.conditions for section in sections])
     return Collection(sections, fields, definition, remarks + [remark for run in runs for remark in run.remarks])
+
+
+def fields_of(conditions: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that counts for a table, flat: `sampling.temperature` -> its value."""
+    shared = {key: value for key, value in conditions.items() if key not in OF_A_ROW}
+    return {key: value for key, value, _ in unlike(shared, {})}
+
+
+def differing(several: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
+    """The fields in which some conditions differ, each with the value that everyone has there."""
+    flat = [fields_of(conditions) for conditions in several]
+    names = dict.fromkeys(name for one in flat for name in one)
+    values = {name: tuple(one.get(name, "absent") for one in flat) for name in names}
+    return {name: each for name, each in values.items() if any(value != each[0] for value in each)}
 
 
 def find(directories: Sequence[Path]) -> tuple[list[Path], list[str]]:

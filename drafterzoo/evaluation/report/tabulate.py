@@ -10,8 +10,7 @@ from typing import Any
 
 import attrs
 
-from drafterzoo.evaluation.conditions import flatten
-from drafterzoo.evaluation.report.collect import LEVEL, Collection, Comparison, Row, Section, Verdict
+from drafterzoo.evaluation.report.collect import LEVEL, Collection, Comparison, Row, Section, Verdict, fields_of
 from drafterzoo.evaluation.statistics import PairedRatio
 from drafterzoo.evaluation.tables import NOTHING, interval, number, short_budget
 
@@ -231,7 +230,7 @@ def categories(section: Section) -> Table | None:
 
 def conditions(section: Section) -> Table:
     """Everything that can change a number, and the rows' own: which weights each drafter has."""
-    pairs = [(field, _said(value)) for field, value in flatten(section.conditions)]
+    pairs = [(field, _said(value)) for field, value in fields_of(section.conditions).items()]
     for run in section.runs:
         pairs.append((f"run {run.name}", f"{run.conditions['date']}, {run.directory}"))
         for name, drafter in run.conditions["drafters"].items():
