@@ -146,6 +146,8 @@ def read(folder: Path) -> Native:
     try:
         tensors = safetensors.torch.load_file(path)
     except FileNotFoundError as error:
+        if path.exists():  # what safetensors says of a file that it may not open, too
+            raise CheckpointError(f"{path}: cannot be opened; check who may read it.") from error
         raise CheckpointError(f"{path}: missing; a drafterzoo checkpoint holds {CONFIG} and {WEIGHTS}.") from error
     except (SafetensorError, OSError) as error:
         raise CheckpointError(

@@ -225,6 +225,15 @@ def test_weights_that_float32_cannot_hold_are_refused(saved: Path, weight: torch
         load(f"dir:{saved}", tiny_target())
 
 
+def test_weights_that_may_not_be_read_are_not_called_missing(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise FileNotFoundError("No such file or directory")  # safetensors' words for a lack of permission
+
+    monkeypatch.setattr(safetensors.torch, "load_file", refuse)
+    with pytest.raises(CheckpointError, match="check who may read it"):
+        load(f"dir:{saved}", tiny_target())
+
+
 def test_an_eighth_of_a_float_is_a_float(saved: Path) -> None:
     path = saved / checkpoint.WEIGHTS
     tensors = safetensors.torch.load_file(path)
