@@ -129,7 +129,8 @@ def _ids(row: dict[str, Any], key: str, where: str, vocab_size: int) -> tuple[in
 
 def _number(row: dict[str, Any], key: str, where: str, kinds: tuple[type, ...], missing: Any) -> Any:
     value = row.get(key, missing)
-    if value is not missing and (not isinstance(value, kinds) or isinstance(value, bool) or not abs(value) < 1e300):
+    known = isinstance(value, kinds) and not isinstance(value, bool)
+    if value is not missing and not (known and -1e300 < value < 1e300):
         kind = "a number" if float in kinds else "a whole number"
         raise DataError(f"{where}: {key!r} is {value!r}, expected {kind}.")
     return value
