@@ -151,6 +151,18 @@ def test_answers_made_otherwise_are_not_taken_up(target: Target, tmp_path: Path)
     assert len(names) == 2
 
 
+@pytest.mark.parametrize(("count", "share", "expected"), [(20, 0.05, 1), (20, 0.2, 4), (400, 0.05, 20), (50, 0.3, 15)])
+def test_the_held_out_share_is_kept_and_lasts(count: int, share: float, expected: int) -> None:
+    for seed in range(5):
+        splits = generating._splits(count, share, seed)
+        assert abs(splits.count("val") - expected) <= (share == 0.3) and len(splits) == count
+        assert generating._splits(count + 37, share, seed)[:count] == splits, "more prompts change none before them"
+    assert len({tuple(generating._splits(400, share, seed)) for seed in range(5)}) == 5
+    places = [i % 20 for i, split in enumerate(generating._splits(4000, 0.05, 0)) if split == "val"]
+    assert len(set(places)) == 20, "not the same family time and again"
+    assert set(generating._splits(3, 0.0, 0)) == {"train"} and set(generating._splits(3, 1.0, 0)) == {"val"}
+
+
 def values(path: Path, folder: Path, **sections: Any) -> dict[str, Any]:
     return {
         "spec": "eagle3.1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import keyword
 import subprocess
 import sys
@@ -290,3 +291,13 @@ def test_a_spec_holds_only_what_can_be_written(value: object) -> None:
         Spec("hass+pr")
     with pytest.raises(UsageError, match="is no option's name"):
         Spec("hass", {}, (("pr", {"a b": 1}),))
+
+
+@pytest.mark.parametrize("name", DRAFTERS.names())
+def test_what_a_drafter_is_reads_back_from_a_file_as_it_was_written(name: str) -> None:
+    from drafterzoo.evaluation.conditions import drafter_conditions
+    from tests.tiny import tiny_target
+
+    cls = DRAFTERS.get(name)
+    conditions = drafter_conditions(cls(cls.debug_config(target := tiny_target("llama")), target))
+    assert json.loads(json.dumps(conditions)) == conditions, "a run that goes on compares what it reads with this"

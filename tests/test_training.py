@@ -346,6 +346,30 @@ def test_the_decode_keeps_the_best_and_changes_no_weight(target: Target, rollout
     assert line["tau"] == pytest.approx(run.best["tau"], abs=1e-4) and line["prompts"] == 2
 
 
+def test_without_held_out_rows_best_is_the_last_step(target: Target, rollouts: Rollouts, tmp_path: Path) -> None:
+    everything = attrs.evolve(rollouts, rows=tuple(attrs.evolve(row, split="train") for row in rollouts.rows))
+    run = trainer(target, everything, tmp_path / "run", recipe(run={"epochs": 1.0}))
+    run.resume()
+    assert run.train()["finished"] and run.best["step"] == -1
+    best, last = (tmp_path / "run" / name / "model.safetensors" for name in ("best", "last"))
+    assert best.read_bytes() == last.read_bytes()
+
+
+def test_rows_cut_before_their_answer_are_left_out(
+    target: Target, rollouts: Rollouts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trainer, "_evaluate", lambda self: None)
+    long = attrs.evolve(rollouts.rows[0], prompt_ids=tuple(rollouts.rows[0].ids) * 3)
+    mixed = attrs.evolve(rollouts, rows=(long, *rollouts.rows[1:]))
+    short = recipe(data={"rollouts": "unused", "pack": 40, "max_length": 12}, run={"epochs": 1.0})
+    run = trainer(target, mixed, tmp_path / "run", short)
+    assert run.left_out == 1 and 0 not in run.indices
+    run.resume()
+    assert run.train()["finished"]
+    with pytest.raises(DataError, match="within max_length = 3 tokens"):
+        trainer(target, mixed, tmp_path / "b", recipe(data={"rollouts": "unused", "max_length": 3}))
+
+
 def test_a_folder_with_another_recipe_is_not_taken_up(target: Target, rollouts: Rollouts, tmp_path: Path) -> None:
     trainer(target, rollouts, tmp_path / "run").resume()
     with pytest.raises(UsageError, match="another recipe"):

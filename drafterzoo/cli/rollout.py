@@ -20,7 +20,7 @@ def rollout(
     /,
     *,
     max_new_tokens: Annotated[int, Parameter(alias="-n")] = 192,
-    temperature: list[float] | None = None,
+    temperature: Annotated[list[float] | None, Parameter(negative="")] = None,
     top_p: float = 1.0,
     top_k: int = 0,
     seed: int = 0,
@@ -59,8 +59,8 @@ def rollout(
     batch_size
         How many prompts are answered at once.
     held_out
-        Share of the prompts marked `val`, which training never sees. Default: 0.05, and all of a suite's: what is
-        measured with must not be trained on.
+        Share of the prompts marked `val`, which training never sees; answers that are there already keep their mark.
+        Default: 0.05, and all of a suite's: what is measured with must not be trained on.
     look_ahead
         Keep so many tokens more of answers that the length limit cuts, apart from the answer: `drafterzoo evaluate`
         then knows how far a drafter's last round went. The greatest depth of a budget is enough, such as 8.

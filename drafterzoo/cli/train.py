@@ -69,6 +69,10 @@ def train(
     print(f"{result.directory}: {state} at step {summary['step']} of {summary['of']}")
     if best["step"] >= 0:
         print(f"best tau {best['tau']:.3f} at step {best['step']}: load it with 'dir:{result.directory / 'best'}'")
+    elif summary["finished"]:
+        print(
+            f"no tau was measured, since nothing was held out: load the last step with 'dir:{result.directory / 'best'}'"
+        )
     return status
 
 

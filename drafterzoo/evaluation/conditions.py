@@ -242,7 +242,7 @@ def _template(target: Target) -> str | None:
 
 def drafter_conditions(drafter: Drafter) -> dict[str, Any]:
     """What of a drafter can change a number: spec, config, dtype, weights, the target it was made for."""
-    manifest = drafter.manifest()
+    manifest = json.loads(json.dumps(drafter.manifest()))  # plain as it will be read back: no tuples
     return {
         "spec": manifest["spec"],
         "config": {"drafter": manifest["drafter"], "wrappers": manifest["wrappers"]},

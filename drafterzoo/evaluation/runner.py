@@ -130,7 +130,7 @@ def bench(
         system,
     )
     if show_progress:
-        console.print(_introduced(questions), markup=False, highlight=False, soft_wrap=True)
+        console.print(_introduced(questions, settings.turns), markup=False, highlight=False, soft_wrap=True)
     directory = Path(out) if out is not None else default_directory(questions.name)
     check_free(directory)
     loaded = _load(drafters, target, exclude)
@@ -145,9 +145,12 @@ def bench(
     return BenchResult(summary, directory)
 
 
-def _introduced(suite: Suite) -> str:
+def _introduced(suite: Suite, turns: str) -> str:
     """A line that says what is asked, from where, and how far that was checked."""
     said = f"; {suite.checked}" if suite.checked else ""
+    longer = sum(len(prompt.turns) > 1 for prompt in suite)
+    if longer and turns == "first":
+        said += f"; of {longer} the first turn alone (turns='all' asks every one)"
     return f"suite {suite.name}: {len(suite)} prompts from {suite.source}{said}"
 
 

@@ -82,7 +82,8 @@ def grids(*summaries: Summary) -> list[Grid]:
 
 def rich_tables(*summaries: Summary) -> Group:
     """The tables for a terminal."""
-    return Group(*(grid.rich() for grid in grids(*summaries)))
+    tables = [grid.rich() for grid in grids(*summaries)]
+    return Group(*(part for table in tables for part in (table, "")))  # an empty line below each
 
 
 def markdown(*summaries: Summary) -> str:
@@ -199,14 +200,15 @@ def _depths(rows: Sequence[Row]) -> Grid:
 
 
 def _categories(rows: Sequence[Row]) -> Grid:
-    names = list(rows[0]["categories"])
-    lines = []
-    for row in rows:
-        cells = [row["categories"].get(name) for name in names]
-        lines.append((*label(row), *(_category(cell, row["cell"] == PLAIN) for cell in cells)))
-    columns = [f"{name}\n({rows[0]['categories'][name]['answers']})" for name in names]
+    names = [(name, cell["answers"]) for name, cell in rows[0]["categories"].items()]
+    cells = [[_category(row["categories"].get(name), row["cell"] == PLAIN) for name, _ in names] for row in rows]
     caption = "τ with the bonus token, then the speed-up over plain decoding (plain: tok/s). In brackets: answers."
-    return Grid("By category", caption, ("drafter", "budget", *columns), tuple(lines))
+    if len(names) < len(rows):  # whichever are fewer stand side by side
+        columns = ("drafter", "budget", *(f"{name}\n({answers})" for name, answers in names))
+        return Grid("By category", caption, columns, tuple((*label(r), *c) for r, c in zip(rows, cells, strict=True)))
+    columns = ("category", *("\n".join(label(row)).removesuffix(f"\n{NOTHING}") for row in rows))
+    lines = [(f"{name} ({n})", *(row[i] for row in cells)) for i, (name, n) in enumerate(names)]
+    return Grid("By category", caption, columns, tuple(lines), labels=1)
 
 
 def _category(cell: Mapping[str, Any] | None, plain: bool) -> str:

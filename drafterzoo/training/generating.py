@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import random
 import time
@@ -95,8 +96,7 @@ def make_rollouts(
     if not temperatures:
         raise UsageError("rollout: no temperature is given, expected at least one, such as 0.")
     done = _answered(path)
-    draw = random.Random(seed)
-    splits = ["val" if draw.random() < held_out else "train" for _ in prompts]
+    splits = _splits(len(prompts), held_out, seed)
     heat = [temperatures[i % len(temperatures)] for i in range(len(prompts))]
     encoded = [target.encode_chat([{"role": "user", "content": text}]) for _, text in prompts]
     left = [i for i, (_, text) in enumerate(prompts) if (text, heat[i]) not in done]
@@ -136,6 +136,20 @@ def make_rollouts(
             bar(len(batch))
             bar.remark(f"{new_tokens:,} tokens, {new_tokens / (time.perf_counter() - started):,.0f} tokens/s")
     return {"rows": len(done) + len(left), "new_rows": len(left), "new_tokens": new_tokens}
+
+
+def _splits(count: int, held_out: float, seed: int) -> list[str]:
+    """Which prompts are held out: one in every block of 1 / held_out, at a place drawn by the seed.
+
+    Neighbours are of different families, so a fixed distance between held-out prompts would hold out one family alone;
+    and what a prompt is does not change when more prompts follow.
+    """
+    block = math.ceil(1 / held_out) if held_out else max(count, 1)
+    draw, chosen = random.Random(seed), set[int]()
+    for number, start in enumerate(range(0, count, block)):
+        many = math.floor((number + 1) * block * held_out + 1e-9) - math.floor(number * block * held_out + 1e-9)
+        chosen.update(start + place for place in draw.sample(range(block), many))
+    return ["val" if i in chosen else "train" for i in range(count)]
 
 
 def _batches(

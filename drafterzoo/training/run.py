@@ -118,6 +118,12 @@ def _run(recipe: Recipe, trainer: Trainer, say: Say) -> TrainResult:
         start(recipe, drafter, trainer)
         trainer.average = [p.detach().clone() for p in trainer.parameters]
     say(f"{len(trainer.indices)} documents, {len(trainer.held_out)} held out, {trainer.total} steps, into {folder}")
+    if trainer.left_out:
+        say(
+            f"{trainer.left_out} more show no two tokens of an answer within {recipe.data.max_length}, and are left out"
+        )
+    if not trainer.held_out:
+        say('no row has split "val": tau will not be measured, and `best` will be the last step')
     summary = trainer.train()
     if summary["finished"] and recipe.run.fit_coupling:
         summary["coupling"] = couple(recipe, drafter.target, trainer.rollouts, folder / "best")

@@ -105,11 +105,17 @@ class Trainer:
     ) -> None:
         self.recipe, self.drafter, self.objective, self.folder, self.say = recipe, drafter, objective, folder, say
         self.rollouts, self.source = rollouts, source
-        self.indices = rollouts.split("train")
-        self.held_out = rollouts.split("val")
+        # Of a row cut before its answer's second token there is nothing to learn.
         self.lengths = [min(len(row.ids), recipe.data.max_length) for row in rollouts.rows]
+        trained_on = rollouts.split("train")
+        self.indices = [i for i in trained_on if self.lengths[i] > len(rollouts.rows[i].prompt_ids) + 1]
+        self.left_out = len(trained_on) - len(self.indices)
+        self.held_out = rollouts.split("val")
         if not self.indices:
-            raise DataError(f'{rollouts.path}: no row has split "train"; at least one is needed to train on.')
+            raise DataError(
+                f'{rollouts.path}: no row of split "train" shows two tokens of its answer within max_length = '
+                f"{recipe.data.max_length} tokens ({self.left_out} do not); at least one is needed to train on."
+            )
         seed = recipe.run.seed
         self.generator = torch.Generator().manual_seed(seed)
         self.parameters = [p for p in drafter.parameters() if p.requires_grad]
@@ -256,10 +262,16 @@ class Trainer:
                     p.copy_(o)
 
     def _evaluate(self) -> float | None:
-        """Decode held-out prompts for real, log tau, keep the best checkpoint. Returns tau; None without prompts."""
+        """Decode held-out prompts for real, log tau, keep the best checkpoint.
+
+        Returns tau; None where no prompts are held out, and `best` is the newest step.
+        """
         section = self.recipe.evaluate
         chosen = self.held_out[:: max(1, len(self.held_out) // section.prompts)][: section.prompts]
         if not chosen:
+            self.record()
+            with self.averaged() as drafter:  # nothing tells which step is the best: the newest is kept
+                drafter.save_pretrained(self.folder / "best")
             return None
         from drafterzoo.generation import generate
 
