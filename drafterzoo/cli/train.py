@@ -70,9 +70,7 @@ def train(
     if best["step"] >= 0:
         print(f"best tau {best['tau']:.3f} at step {best['step']}: load it with 'dir:{result.directory / 'best'}'")
     elif summary["finished"]:
-        print(
-            f"no tau was measured, since nothing was held out: load the last step with 'dir:{result.directory / 'best'}'"
-        )
+        print(f"no tau was measured, since nothing was held out; the last step is 'dir:{result.directory / 'best'}'")
     return status
 
 
