@@ -56,7 +56,7 @@ class Grid:
     def markdown(self) -> str:
         rule = ["---" if index < self.labels else "---:" for index in range(len(self.columns))]
         lines = [
-            "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) + " |"
+            "| " + " | ".join(cell.replace("|", "\\|").replace("/\n", "/").replace("\n", " ") for cell in row) + " |"
             for row in (self.columns, rule, *self.rows)
         ]
         return f"**{self.title}**\n\n" + "\n".join(lines) + f"\n\n{self.caption}\n"
@@ -189,13 +189,13 @@ def _depths(rows: Sequence[Row]) -> Grid:
     lines = []
     for row in rows:
         if row["conditional"]:
-            cells = [f"{number(c)}/{number(s)}" for c, s in zip(row["conditional"], row["survival"], strict=True)]
+            cells = [f"{number(c)}/\n{number(s)}" for c, s in zip(row["conditional"], row["survival"], strict=True)]
             lines.append((*label(row), *cells, *[NOTHING] * (deepest - len(cells))))
     caption = (
         "Conditional/survival. Conditional: of the rounds that accepted everything above and whose answer went on. "
         "Survival: of all rounds; the survivals add up to `accepted`."
     )
-    columns = ("drafter", "budget", *(f"depth {d + 1}" for d in range(deepest)))
+    columns = ("drafter", "budget", *(f"depth\n{d + 1}" for d in range(deepest)))
     return Grid("Acceptance by depth", caption, columns, tuple(lines))
 
 
