@@ -234,6 +234,7 @@ def equal_texts(row: Row, base: Row, prompts: Sequence[Sequence[int]]) -> dict[s
         if mine == theirs:
             found["equal"] += 1
             continue
+        # Unequal lengths are meant: a text that is the beginning of another differs nowhere before its end.
         place = next((i for i, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]), None)
         if place is None or base.worker.name != OWN:
             continue  # one is the other's beginning, or nobody can be asked for the gap

@@ -35,10 +35,8 @@ def chains(drafter: Drafter, lesson: Lesson, drafts: int, sampling: Sampling, st
 
     sampling: how target and drafter are processed; above temperature 0 the proposals are drawn from q.
     """
-    try:
-        return unrolled(drafter, lesson, drafts, sampling, stops)
-    except NotImplementedError:  # what a drafter without a training forward raises
-        return stepwise(drafter, lesson, drafts, sampling, stops)
+    has_training_forward = type(drafter).unroll is not Drafter.unroll
+    return (unrolled if has_training_forward else stepwise)(drafter, lesson, drafts, sampling, stops)
 
 
 @attrs.frozen(eq=False)
