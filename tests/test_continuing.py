@@ -69,6 +69,35 @@ def test_weights_and_vocabulary_are_the_checkpoints(folder: Path, target: Target
     assert any(p.requires_grad for p in drafter.parameters())
 
 
+def test_the_vocabulary_is_chosen_anew_when_asked(folder: Path, target: Target) -> None:
+    borrowed = {"draft_vocab_size": 32, "head": "borrowed"}
+    first = train(folder, "lent", "low", drafter=borrowed)
+    init = {"from_checkpoint": str(folder / "lent" / "last"), "vocabulary": "anew"}
+    wider = {"draft_vocab_size": 40, "head": "borrowed"}
+    recipe = build_recipe(values(folder, "high", init=init, drafter=wider), "recipe")
+    rollouts = run.read_rollouts(recipe.data.rollouts, target.vocab_size)
+    drafter = run.build_drafter(recipe, target, rollouts, folder / "lent" / "last")
+    assert drafter.vocabulary is not None and len(drafter.vocabulary) == 40
+    seen = {i for row in rollouts.rows for i in row.response_ids}
+    assert seen <= set(drafter.vocabulary.tolist()), "all 34 ids of these rollouts fit"
+    assert torch.equal(drafter.head_matrix(), target.head_weight(drafter.vocabulary))
+    for key, value in drafter.named_parameters():
+        assert torch.equal(value, first.tensors[key].to(value.dtype)), key
+    # resumed, the run keeps what it chose, though the file of rollouts has changed meanwhile
+    second = train(folder, "wider", "high", init=init, drafter=wider)
+    rollouts = run.read_rollouts(str(folder / "low.jsonl"), target.vocab_size)
+    again = run.build_drafter(recipe, target, rollouts, folder / "wider" / "last")
+    assert torch.equal(again.state_dict()["d2t"], second.tensors["d2t"])
+    assert second.config["training"]["began_with"] == first.config["training"]
+
+
+def test_an_own_head_keeps_its_vocabulary(folder: Path) -> None:
+    with pytest.raises(UsageError, match='vocabulary = "anew" needs a borrowed head'):
+        train(folder, "second", "high", init={**from_first(folder), "vocabulary": "anew"})
+    with pytest.raises(UsageError, match="there is no from_checkpoint"):
+        train(folder, "second", "high", init={"vocabulary": "anew"})
+
+
 def test_the_second_run_says_what_it_began_with_and_changes_the_weights(folder: Path) -> None:
     first = checkpoint.read(folder / "first" / "last")
     second = train(folder, "second", "high", init=from_first(folder))

@@ -108,16 +108,21 @@ class InitSection:
     """How the drafter starts.
 
     from_checkpoint: a native checkpoint's weights and draft vocabulary; the optimiser starts anew, unlike in a resume.
+    vocabulary: "anew" takes its weights alone, and chooses the draft vocabulary, of the size that [drafter] says, from
+    these rollouts; only with a borrowed head, whose rows are the target's whatever ids are chosen.
     fc: "ridge" solves fc in closed form so that the untrained drafter already predicts the next final hidden state.
     """
 
     from_checkpoint: str | None = None
+    vocabulary: Literal["kept", "anew"] = "kept"
     fc: Literal["random", "ridge"] = "random"
     ridge_rows: int = attrs.field(default=100000, validator=_positive)
 
     def __attrs_post_init__(self) -> None:
         if self.from_checkpoint and self.fc != "random":
             raise UsageError(f"fc is {self.fc!r}, but from_checkpoint brings its own fc; give one of the two.")
+        if self.vocabulary == "anew" and not self.from_checkpoint:
+            raise UsageError("vocabulary is 'anew', but there is no from_checkpoint; without one it always is.")
 
 
 @attrs.frozen

@@ -179,10 +179,13 @@ def build_drafter(recipe: Recipe, target: Target, rollouts: Rollouts, begun: Pat
             f"recipe: spec {recipe.spec!r} cannot be trained; give a drafter without wrappers, for example 'eagle3.1'."
         )
     options = {**spec.options, **recipe.drafter}
-    drafter = cls.create(target, **options) if begun is None else _continued(cls, options, target, begun)
+    anew = begun is None or (
+        recipe.init.vocabulary == "anew" and begun == expand_path(str(recipe.init.from_checkpoint))
+    )
+    drafter = cls.create(target, **options) if begun is None else _continued(cls, options, target, begun, anew)
     drafter.budget = Budget.parse(recipe.budget)
     drafter.storage_dtype = getattr(torch, recipe.run.storage)
-    if begun is None and isinstance(drafter, Eagle3Body) and drafter.vocabulary is not None:
+    if anew and isinstance(drafter, Eagle3Body) and drafter.vocabulary is not None:
         answers = [rollouts.rows[i].response_ids for i in rollouts.split("train")]
         drafter.set_vocabulary(
             frequent_ids(answers, drafter.config.draft_vocab_size, target.vocab_size, target.eos_token_ids)
@@ -192,10 +195,20 @@ def build_drafter(recipe: Recipe, target: Target, rollouts: Rollouts, begun: Pat
     return drafter
 
 
-def _continued(cls: type[Drafter], options: dict[str, Any], target: Target, folder: Path) -> Drafter:
-    """The checkpoint's drafter, to be trained on. Raises UsageError when the recipe asks for another."""
+def _continued(cls: type[Drafter], options: dict[str, Any], target: Target, folder: Path, anew: bool) -> Drafter:
+    """The checkpoint's drafter, to be trained on; `anew`: with room for another draft vocabulary, which is not set yet.
+
+    Raises UsageError when the recipe asks for another drafter.
+    """
     saved = checkpoint.read(folder)
-    section = saved.config["drafter"]
+    section = dict(saved.config["drafter"])
+    if anew:
+        if section.get("head") != "borrowed":
+            raise UsageError(
+                f'recipe [init]: vocabulary = "anew" needs a borrowed head, and that of {folder} is its own, trained '
+                f"for its ids; leave the key out."
+            )
+        section["draft_vocab_size"] = options.get("draft_vocab_size", section["draft_vocab_size"])
     for key, value in {"name": cls.name, **options}.items():
         if section.get(key) != (list(value) if isinstance(value, tuple) else value):
             raise UsageError(
@@ -203,7 +216,18 @@ def _continued(cls: type[Drafter], options: dict[str, Any], target: Target, fold
                 f"leave the key out, or start without [init] from_checkpoint."
             )
     check_fingerprint(saved.config["target"], target, folder)
-    return cls.from_checkpoint(saved, target)
+    drafter = cls.from_checkpoint(saved, target)
+    return _resized(drafter, section["draft_vocab_size"]) if anew else drafter
+
+
+def _resized(drafter: Drafter, size: int) -> Drafter:
+    """The same weights under a draft vocabulary of another size."""
+    other = type(drafter)(attrs.evolve(drafter.config, draft_vocab_size=size), drafter.target).to(drafter.target.device)
+    weights = {key: value for key, value in drafter.named_parameters() if value.requires_grad}
+    missing = other.load_state_dict(weights, strict=False)
+    assert not missing.unexpected_keys and set(missing.missing_keys) <= {"d2t", "t2d"}
+    other.spec, other.training_record = drafter.spec, drafter.training_record
+    return other
 
 
 def _say_coverage(vocabulary: Tensor, rollouts: Rollouts, vocab_size: int) -> None:
