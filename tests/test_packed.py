@@ -30,6 +30,28 @@ def test_product_and_weight_are_those_of_the_dense_layer(bias, rows):
     assert not any(p.numel() == 48 * 37 for p in layer.parameters()), "the dense weight must be gone"
 
 
+@pytest.mark.skipif(not packing_works(torch.bfloat16), reason="this build of torch packs no bfloat16")
+@pytest.mark.parametrize("rows", [1, 8, 50])
+def test_bfloat16_rounds_the_product_and_gives_the_weight_back(rows):
+    torch.manual_seed(rows)
+    linear = nn.Linear(48, 37)
+    layer = PackedLinear(linear, torch.bfloat16)
+    x = torch.randn(2, rows, 48)
+    with torch.no_grad():
+        exact, near = linear(x), layer(x)
+        assert near.dtype == torch.float32 and 0 < float((near - exact).norm() / exact.norm()) < 0.01
+    assert torch.equal(layer.to_dense(), linear.weight)
+
+
+@needs_packing
+def test_autocast_reaches_packed_layers():
+    linear = nn.Linear(48, 37, bias=False)
+    x = torch.randn(4, 48)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(PackedLinear(linear)(x), linear(x))
+        assert PackedLinear(linear)(x).dtype == torch.bfloat16
+
+
 @needs_packing
 def test_gradients_flow_to_the_input():
     linear = nn.Linear(6, 5)

@@ -12,7 +12,7 @@ import pytest
 
 from drafterzoo.errors import UsageError
 from drafterzoo.evaluation.suites import STARTER
-from drafterzoo.training.prompts import builtin_count, read_prompts, training_prompts
+from drafterzoo.training.prompts import builtin_source, read_prompts, training_prompts
 
 DATA = Path(os.environ.get("DRAFTERZOO_DATA") or Path(__file__).parents[2] / "shared" / "data")
 MANY = 4000
@@ -84,10 +84,24 @@ def test_too_many_or_none_are_refused_with_what_exists() -> None:
         training_prompts(0)
 
 
+def test_families_can_be_asked_for() -> None:
+    some = read_prompts("builtin:30:translate,code", seed=3)
+    assert Counter(family for family, _ in some) == {"translate": 15, "code": 15}
+    everything = training_prompts(510, seed=3)
+    assert [text for family, text in everything if family == "code"][:15] == [t for f, t in some if f == "code"]
+    assert builtin_source("builtin:30:translate,code") == (30, ("translate", "code"))
+    with pytest.raises(UsageError, match=r"no family 'translation' .did you mean 'translate'"):
+        read_prompts("builtin:30:translation")
+    with pytest.raises(UsageError, match="no family ''"):
+        read_prompts("builtin:30:")
+    with pytest.raises(UsageError, match=r"templates give \d+; ask for builtin:\d+:code at most"):
+        read_prompts("builtin:100000:code")
+
+
 @pytest.mark.parametrize("source", ["builtin", "builtin:", "builtin:0", "builtin:many", "builtin:-3", "builtin:1.5"])
 def test_a_count_that_is_none_is_refused(source: str) -> None:
     with pytest.raises(UsageError, match="for example 'builtin:2000'"):
-        builtin_count(source)
+        builtin_source(source)
 
 
 def test_prompts_are_read_from_templates_suites_and_files(tmp_path: Path) -> None:

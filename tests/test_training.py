@@ -102,6 +102,43 @@ def test_the_chunked_loss_equals_the_plain_one(renormalise: bool, chunk_bytes: i
     assert torch.equal(agree, p.argmax(-1) == log_q.argmax(-1))
 
 
+def test_the_chunked_loss_in_half_precision_is_near_and_its_sums_are_float32() -> None:
+    torch.manual_seed(0)
+    head, draft = torch.randn(40, 24), torch.randn(40, 24, requires_grad=True)
+    rows = torch.randn(9, 24)
+    teacher = Teacher(torch.randn(9, 24), head, torch.full((9,), 9.0))
+    found = []
+    for half in (False, True):
+        hidden = rows.clone().requires_grad_()
+        draft.grad = None
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            loss, _ = soft_cross_entropy(hidden, draft, torch.ones(9), teacher, chunk_bytes=1 << 12)
+        loss.backward()
+        assert loss.dtype == hidden.grad.dtype == draft.grad.dtype == torch.float32
+        found.append((loss.detach(), hidden.grad, draft.grad.clone()))
+    for exact, near in zip(*found, strict=True):
+        assert 0 < float((exact - near).norm() / exact.norm()) < 0.03
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_step_in_half_precision_moves_the_weights_nearly_alike(
+    target: Target, rollouts: Rollouts, tmp_path: Path, precision: str
+) -> None:
+    made = recipe(run={"epochs": 4.0, "precision": precision})
+    run, plain = trainer(target, rollouts, tmp_path, made), trainer(target, rollouts, tmp_path)
+    head = TeacherHead.of(run.drafter)
+    before = [p.detach().clone() for p in run.parameters]
+    for one in (run, plain):
+        _, notes = one._take_step([0, 1], 100, head)
+        assert all(torch.isfinite(note.loss) for note in notes)
+    losses = [p.grad.flatten() for p in run.parameters], [p.grad.flatten() for p in plain.parameters]
+    half, full = (torch.cat(grads) for grads in losses)
+    assert half.dtype == torch.float32 and all(p.dtype == torch.float32 for p in run.parameters)
+    assert torch.equal(half, full) == (precision == "float32")
+    assert torch.nn.functional.cosine_similarity(half, full, dim=0) > 0.98
+    assert any(not torch.equal(p, b) for p, b in zip(run.parameters, before, strict=True))
+
+
 def test_the_mask_is_shifted_with_the_inputs(target: Target, rollouts: Rollouts) -> None:
     source = OnlineFeatures(target, rollouts, (2, 4, 5), 512)
     documents = [source.document(0), source.document(1)]  # prompts of 4, texts of 10 and 11 tokens
@@ -189,6 +226,20 @@ def test_cached_features_are_the_online_ones(target: Target, rollouts: Rollouts,
     widths = {"features.f16": 3 * 32, "hidden.f16": 32, "argmax.i32": 0, "lse.f32": 0}
     on_disk = sum(p.stat().st_size for p in next((tmp_path / "cache").iterdir()).iterdir() if p.suffix != ".json")
     assert on_disk == cache_bytes(cached.total, widths)
+
+
+def test_features_read_in_half_precision_are_near_and_kept_apart(
+    target: Target, rollouts: Rollouts, tmp_path: Path
+) -> None:
+    exact = open_cache(target, rollouts, (2, 4, 5), 512, tmp_path)
+    near = open_cache(target, rollouts, (2, 4, 5), 512, tmp_path, "bfloat16")
+    online = OnlineFeatures(target, rollouts, (2, 4, 5), 512, "bfloat16")
+    a, b, c = exact.document(1), near.document(1), online.document(1)
+    for name in ("features", "hidden", "lse"):
+        one, other = getattr(a, name), getattr(b, name)
+        assert 0 < float((one - other).norm() / one.norm()) < 0.03, name
+        assert float((other - getattr(c, name)).norm() / one.norm()) < 0.03, name
+    assert len([f for f in tmp_path.iterdir() if f.is_dir()]) == 2
 
 
 def test_a_cache_left_half_written_is_made_again(target: Target, rollouts: Rollouts, tmp_path: Path) -> None:

@@ -41,8 +41,8 @@ def rollout(
     Parameters
     ----------
     prompts
-        `builtin:2000` for so many of the prompts that come with drafterzoo, a JSONL file whose lines hold `prompt` or
-        `turns`, or a suite's name.
+        `builtin:2000` for so many of the prompts that come with drafterzoo (`builtin:500:translate,code` for those of
+        two families), a JSONL file whose lines hold `prompt` or `turns`, or a suite's name.
     output
         The JSONL file to append to.
     max_new_tokens

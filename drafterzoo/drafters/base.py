@@ -19,7 +19,7 @@ from drafterzoo import checkpoint
 from drafterzoo.budget import Budget
 from drafterzoo.engine.contract import Committed, Counters, DraftState, Frontier, Offers
 from drafterzoo.errors import UsageError, suggest
-from drafterzoo.target.packed import PackedLinear, pack_linears
+from drafterzoo.target.packed import PackedLinear, pack_linears, packing_works
 
 if TYPE_CHECKING:
     from drafterzoo.engine.sampling import Selector
@@ -138,7 +138,20 @@ class Drafter(nn.Module):
 
     def pack(self) -> None:
         """Lay linear layers out for fast inference on CPU (target/packed.py); training is over after that."""
-        pack_linears(self)
+        pack_linears(self, self.packed_dtype())
+
+    def packed_dtype(self) -> torch.dtype:
+        """In what packed layers multiply: the config's `packed_dtype`, where it has one and the machine can.
+
+        Raises UsageError where it cannot.
+        """
+        dtype: torch.dtype = getattr(torch, getattr(self.config, "packed_dtype", "float32"))
+        if not packing_works(dtype):
+            raise UsageError(
+                f"{self.name}: this machine's torch cannot multiply packed layers in {dtype}; "
+                f"load it with packed_dtype='float32'."
+            )
+        return dtype
 
     # -- the native checkpoint ---------------------------------------------------------------------------------
 

@@ -17,37 +17,48 @@ _BATCH_HINT = 8  # the layout is chosen for this many rows; 1 is worse from two 
 
 
 class PackedLinear(nn.Module):
-    """`nn.Linear` for inference in float32 on CPU: x [..., in] -> [..., out]. The dense weight is not kept."""
+    """`nn.Linear` for inference in float32 on CPU: x [..., in] -> [..., out]. The dense weight is not kept.
 
-    def __init__(self, linear: nn.Linear) -> None:
+    dtype bfloat16 multiplies in bfloat16 (half the memory to read, a rounded product) and keeps the dense weight, which
+    could not be given back otherwise.
+    """
+
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.in_features, self.out_features, self.dtype = linear.in_features, linear.out_features, dtype
         weight = linear.weight.detach()
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, _BATCH_HINT)
-        self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach(), requires_grad=False)
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype), _BATCH_HINT)
+        self._dense = None if dtype == weight.dtype else weight
+        self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().to(dtype), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.requires_grad and torch.is_grad_enabled():
-            return functional.linear(x, self.to_dense(), self.bias)  # the packed operator has no derivative
+        if (x.requires_grad and torch.is_grad_enabled()) or torch.is_autocast_enabled("cpu"):
+            # the packed operator has no derivative, and autocast does not know it
+            return functional.linear(x, self.to_dense(), None if self.bias is None else self.bias.to(x.dtype))
+        if self.dtype != x.dtype:
+            return torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.packed, self.bias, "none", [], "").to(
+                x.dtype
+            )
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
 
     def to_dense(self) -> Tensor:
         """A dense copy of the weight [out, in], bit-equal to the one that was packed."""
-        return self.packed.to_dense()
+        return self.packed.to_dense() if self._dense is None else self._dense
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
 @cache
-def packing_works() -> bool:
-    """Whether this build of torch has the operators and they give the right product here."""
+def packing_works(dtype: torch.dtype = torch.float32) -> bool:
+    """Whether this build of torch has the operators for `dtype` and they give the right product here."""
     weight, x = torch.linspace(-1, 1, 48).view(6, 8), torch.linspace(-1, 1, 16).view(2, 8)
     linear = nn.Linear(8, 6, bias=False)
     linear.weight = nn.Parameter(weight, requires_grad=False)
     try:
-        packed = PackedLinear(linear)
-        good = torch.allclose(packed(x), x @ weight.T, atol=1e-5) and torch.equal(packed.to_dense(), weight)
+        packed = PackedLinear(linear, dtype)
+        near = 1e-5 if dtype == torch.float32 else 5e-2
+        good = torch.allclose(packed(x), x @ weight.T, atol=near) and torch.equal(packed.to_dense(), weight)
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
     return good
@@ -58,12 +69,12 @@ def can_pack(linear: nn.Module) -> TypeGuard[nn.Linear]:
     return type(linear) is nn.Linear and linear.weight.dtype == torch.float32 and linear.weight.device.type == "cpu"
 
 
-def pack_linears(model: nn.Module) -> int:
+def pack_linears(model: nn.Module, dtype: torch.dtype = torch.float32) -> int:
     """Replace every linear layer of `model` that can be packed, one at a time; return how many were."""
     count = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if can_pack(child):
-                setattr(parent, name, PackedLinear(child))
+                setattr(parent, name, PackedLinear(child, dtype))
                 count += 1
     return count

@@ -30,7 +30,7 @@ class Teacher:
 
         p sums to 1 when renormalised, to the share otherwise.
         """
-        logits = self.hidden[rows] @ self.head.T
+        logits = (self.hidden[rows] @ self.head.T).to(self.lse.dtype)
         inside = logits.logsumexp(-1)
         share = (inside - self.lse[rows]).exp().clamp(max=1.0)
         return (logits - (inside if renormalise else self.lse[rows])[:, None]).exp(), share
@@ -48,12 +48,15 @@ class _SoftCrossEntropy(Function):
         rows_at_once: int,
     ) -> tuple[Tensor, Tensor]:
         grad_hidden = torch.empty_like(hidden)
-        grad_head = torch.zeros_like(head) if head.requires_grad else None
-        loss, agree = hidden.new_zeros(()), torch.empty(len(hidden), dtype=torch.bool, device=hidden.device)
+        grad_head = torch.zeros_like(head) if ctx.needs_input_grad[1] else None
+        loss, agree = weight.new_zeros(()), torch.empty(len(hidden), dtype=torch.bool, device=hidden.device)
+        if torch.is_autocast_enabled(hidden.device.type):  # once for all chunks: it would cast whole heads at each
+            low = torch.get_autocast_dtype(hidden.device.type)
+            head, teacher = head.to(low), attrs.evolve(teacher, head=teacher.head.to(low))
         for start in range(0, len(hidden), rows_at_once):
             rows = slice(start, start + rows_at_once)
             p, _ = teacher.probabilities(rows, renormalise)
-            log_q = (hidden[rows] @ head.T).log_softmax(-1)
+            log_q = (hidden[rows] @ head.T).to(weight.dtype).log_softmax(-1)
             agree[rows] = log_q.argmax(-1) == p.argmax(-1)
             w = weight[rows, None]
             loss -= (w * p * log_q).sum()

@@ -18,7 +18,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import numpy as np
@@ -32,7 +32,8 @@ from drafterzoo.target.target import Target
 from drafterzoo.training.rollouts import Rollouts
 
 _FILES = {"features.f16": np.float16, "hidden.f16": np.float16, "argmax.i32": np.int32, "lse.f32": np.float32}
-_TOKENS_AT_ONCE = 2048
+_TOKENS_AT_ONCE = 4096
+Precision = Literal["float32", "bfloat16"]
 
 
 @attrs.frozen(eq=False)
@@ -84,13 +85,21 @@ class FeatureCache:
 class OnlineFeatures:
     """The same documents, with the target run anew for every one: no disk, one target forward a step."""
 
-    def __init__(self, target: Target, rollouts: Rollouts, taps: tuple[int, ...], max_length: int) -> None:
+    def __init__(
+        self,
+        target: Target,
+        rollouts: Rollouts,
+        taps: tuple[int, ...],
+        max_length: int,
+        precision: Precision = "float32",
+    ) -> None:
         self.target, self.rollouts, self.taps, self.max_length = target, rollouts, taps, max_length
+        self.precision: Precision = precision
 
     def document(self, index: int) -> Document:
         row = self.rollouts.rows[index]
         ids = row.ids[: self.max_length]
-        read = read_batch(self.target, [ids], self.taps)
+        read = read_batch(self.target, [ids], self.taps, self.precision)
         return Document(
             tokens=torch.tensor(ids),
             features=read["features.f16"][0].float().cpu(),
@@ -101,21 +110,27 @@ class OnlineFeatures:
         )
 
 
-def read_batch(target: Target, sequences: Sequence[Sequence[int]], taps: tuple[int, ...]) -> dict[str, Tensor]:
-    """One target forward over right-padded sequences: what the cache files hold, each [n, T, ...]."""
+def read_batch(
+    target: Target, sequences: Sequence[Sequence[int]], taps: tuple[int, ...], precision: Precision = "float32"
+) -> dict[str, Tensor]:
+    """One target forward over right-padded sequences: what the cache files hold, each [n, T, ...].
+
+    precision: of its products of matrices (autocast).
+    """
     longest = max(map(len, sequences))
     tokens = torch.zeros(len(sequences), longest, dtype=torch.int64)
     valid = torch.zeros(len(sequences), longest, dtype=torch.bool)
     for i, ids in enumerate(sequences):
         tokens[i, : len(ids)] = torch.tensor(ids)
         valid[i, : len(ids)] = True
-    reading = target.read(tokens.to(target.device), taps, valid.to(target.device))
-    assert reading.hidden is not None, "a target's teacher forward gives hidden states"
     argmax, lse = [], []
-    for rows in reading.hidden.flatten(0, 1).split(256):  # 256 rows of logits at a time bound the memory
-        logits = target.head(rows).float()
-        argmax.append(logits.argmax(-1))
-        lse.append(logits.logsumexp(-1))
+    with torch.autocast(target.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+        reading = target.read(tokens.to(target.device), taps, valid.to(target.device))
+        assert reading.hidden is not None, "a target's teacher forward gives hidden states"
+        for rows in reading.hidden.flatten(0, 1).split(256):  # 256 rows of logits at a time bound the memory
+            logits = target.head(rows).float()
+            argmax.append(logits.argmax(-1))
+            lse.append(logits.logsumexp(-1))
     shape = tokens.shape
     return {
         "features.f16": reading.features,
@@ -125,7 +140,14 @@ def read_batch(target: Target, sequences: Sequence[Sequence[int]], taps: tuple[i
     }
 
 
-def open_cache(target: Target, rollouts: Rollouts, taps: tuple[int, ...], max_length: int, root: Path) -> FeatureCache:
+def open_cache(
+    target: Target,
+    rollouts: Rollouts,
+    taps: tuple[int, ...],
+    max_length: int,
+    root: Path,
+    precision: Precision = "float32",
+) -> FeatureCache:
     """Open the cache for this target, these rollouts and taps, making it first if need be.
 
     Raises DataError when the disk has no room for it, naming the size needed.
@@ -136,6 +158,8 @@ def open_cache(target: Target, rollouts: Rollouts, taps: tuple[int, ...], max_le
         "taps": list(taps),
         "max_length": max_length,
     }
+    if precision != "float32":
+        identity["precision"] = precision
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     folder = root / key
     widths = {
@@ -145,7 +169,7 @@ def open_cache(target: Target, rollouts: Rollouts, taps: tuple[int, ...], max_le
         "lse.f32": 0,
     }
     if not (folder / "index.json").is_file():
-        _make(folder, identity, target, rollouts, taps, max_length, widths)
+        _make(folder, identity, target, rollouts, taps, max_length, widths, precision)
     return FeatureCache(folder, rollouts, max_length, widths)
 
 
@@ -185,6 +209,7 @@ def _make(
     taps: tuple[int, ...],
     max_length: int,
     widths: dict[str, int],
+    precision: Precision,
 ) -> None:
     sequences = [row.ids[:max_length] for row in rollouts.rows]
     offsets = np.concatenate([[0], np.cumsum([len(s) for s in sequences])]).astype(np.int64)
@@ -208,7 +233,7 @@ def _make(
         while order:
             several = max(1, _TOKENS_AT_ONCE // len(sequences[order[0]]))
             batch, order = order[:several], order[several:]
-            read = read_batch(target, [sequences[i] for i in batch], taps)
+            read = read_batch(target, [sequences[i] for i in batch], taps, precision)
             arrays = {name: value.to("cpu").numpy() for name, value in read.items()}
             for row, i in enumerate(batch):
                 for name, array in arrays.items():

@@ -12,10 +12,11 @@ import random
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from drafterzoo.errors import UsageError
+from drafterzoo.errors import UsageError, suggest
 from drafterzoo.evaluation.suites import load_suite
 from drafterzoo.registry import SUITES
 
@@ -28,18 +29,20 @@ _SLOT = re.compile(r"\{(?P<name>\w+)(?::(?P<low>\d+)-(?P<high>\d+)(?:/(?P<by>\d+
 _T = TypeVar("_T")
 
 
-def training_prompts(count: int, seed: int = 0) -> list[tuple[str, str]]:
+def training_prompts(count: int, seed: int = 0, families: Sequence[str] = ()) -> list[tuple[str, str]]:
     """`count` distinct (family, prompt) pairs, the families in turn, so that a smaller count is the beginning of it.
 
-    A family whose templates are used up leaves its turns to the others. Raises UsageError when fewer exist.
+    families: only these; none named means all. A family whose templates are used up leaves its turns to the others.
+    Raises UsageError for a family that does not exist, and when fewer prompts exist than asked for.
     """
     if count < 1:
         raise UsageError(f"training prompts: {count} are asked for, expected at least 1, as in {_BUILTIN}:2000.")
-    made = list(itertools.islice(_every(seed), count))
+    made = list(itertools.islice(_every(seed, families), count))
     if len(made) < count:
+        those = ":".join(["", ",".join(families)] if families else [""])
         raise UsageError(
             f"training prompts: {count} are asked for and the templates give {len(made)}; ask for "
-            f"{_BUILTIN}:{len(made)} at most, or give a JSONL file of your own."
+            f"{_BUILTIN}:{len(made)}{those} at most, or give a JSONL file of your own."
         )
     return made
 
@@ -49,37 +52,67 @@ def read_prompts(source: str, *, seed: int = 0, limit: int | None = None) -> lis
 
     Raises UsageError and DataError as `training_prompts` and `load_suite` do.
     """
-    count = builtin_count(source)
-    if count is None:
+    builtin = builtin_source(source)
+    if builtin is None:
         return [(prompt.category, prompt.turns[0]) for prompt in load_suite(source, limit=limit)]
     if limit is not None and limit < 1:
         raise UsageError(f"training prompts: limit is {limit}, expected at least 1; leave it out to answer all.")
-    return training_prompts(count, seed)[:limit]
+    count, families = builtin
+    return training_prompts(count, seed, families)[:limit]
 
 
 def evaluation_suite(source: str) -> bool:
     """Whether `source` is a registered suite, by name or as a file of one's name: its prompts are measured with."""
-    if builtin_count(source) is not None:
+    if builtin_source(source) is not None:
         return False
     path = Path(source)
     return path.stem in SUITES or any(path.name == file.name for name in SUITES for file in SUITES.get(name).names)
 
 
-def builtin_count(source: str) -> int | None:
-    """How many built-in prompts `builtin:<count>` means; None for a suite or a file. Raises UsageError."""
-    name, _, count = source.partition(":")
+def builtin_source(source: str) -> tuple[int, tuple[str, ...]] | None:
+    """What `builtin:<count>` or `builtin:<count>:<family>,<family>` means; None for a suite or a file.
+
+    Raises UsageError for what begins like one and is none.
+    """
+    name, _, rest = source.partition(":")
     if name != _BUILTIN:
         return None
+    count, _, families = rest.partition(":")
     if not (count.isascii() and count.isdigit() and len(count) < 10 and int(count)):
-        raise UsageError(f"prompts {source!r}: expected {_BUILTIN}:<how many>, for example '{_BUILTIN}:2000'.")
-    return int(count)
+        raise UsageError(
+            f"prompts {source!r}: expected {_BUILTIN}:<how many>, for example '{_BUILTIN}:2000', or families of them, "
+            f"as in '{_BUILTIN}:500:translate,code'."
+        )
+    named = tuple(families.split(",")) if families or rest.endswith(":") else ()
+    known = _families()
+    for family in named:
+        if family not in known:
+            raise UsageError(
+                f"prompts {source!r}: there is no family {family!r}{suggest(family, known)}; "
+                f"the families are {', '.join(known)}."
+            )
+    return int(count), named
 
 
-def _every(seed: int) -> Iterator[tuple[str, str]]:
-    """All prompts there are, in the order that `seed` gives."""
-    content: dict[str, Any] = tomllib.loads(TEMPLATES.read_text(encoding="utf-8"))
-    seen: set[str] = set()
-    return _in_turn([_family(name, body, content["fillers"], seed, seen) for name, body in content["families"].items()])
+@cache
+def _templates() -> dict[str, Any]:
+    return tomllib.loads(TEMPLATES.read_text(encoding="utf-8"))
+
+
+def _families() -> list[str]:
+    return list(_templates()["families"])
+
+
+def _every(seed: int, families: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """All prompts of the families (none: of all), in the order that `seed` gives."""
+    content, seen = _templates(), set[str]()
+    return _in_turn(
+        [
+            _family(name, body, content["fillers"], seed, seen)
+            for name, body in content["families"].items()
+            if not families or name in families
+        ]
+    )
 
 
 def _family(

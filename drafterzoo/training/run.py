@@ -245,8 +245,9 @@ def open_features(
 ) -> FeatureCache | OnlineFeatures:
     """Cached or online features, as the recipe says."""
     if recipe.data.features == "online":
-        return OnlineFeatures(target, rollouts, taps, recipe.data.max_length)
-    return open_cache(target, rollouts, taps, recipe.data.max_length, expand_path(recipe.data.cache))
+        return OnlineFeatures(target, rollouts, taps, recipe.data.max_length, recipe.data.precision)
+    cache = expand_path(recipe.data.cache)
+    return open_cache(target, rollouts, taps, recipe.data.max_length, cache, recipe.data.precision)
 
 
 def start(recipe: Recipe, drafter: Drafter, trainer: Trainer) -> None:

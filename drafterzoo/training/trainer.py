@@ -203,7 +203,8 @@ class Trainer:
         passes = self.objective.draw_passes(self.step / total, self.generator)
         batch = pack([self.source.document(i) for i in indices]).to(self.drafter.target.device)
         self.drafter.train()
-        loss, notes = self.objective.loss(self.drafter, batch, passes, teacher_head)
+        with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=self.recipe.run.precision == "bfloat16"):
+            loss, notes = self.objective.loss(self.drafter, batch, passes, teacher_head)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, optimizer.clip)
