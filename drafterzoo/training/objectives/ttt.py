@@ -99,15 +99,18 @@ class TTT:
         self, drafter: Drafter, batch: TrainingBatch, passes: int, teacher_head: TeacherHead
     ) -> tuple[Tensor, list[PassNotes]]:
         """The weighted loss of one step, and what each pass says of itself."""
-        head, at = drafter.head_matrix(), row_numbers(batch)
-        total, notes = head.new_zeros(()), []
+        head, matrix, at = drafter.head_matrix(), teacher_head.matrix, row_numbers(batch)
+        total, notes, kind = head.new_zeros(()), list[PassNotes](), head.device.type
+        if torch.is_autocast_enabled(kind):
+            low = torch.get_autocast_dtype(kind)
+            head, matrix = head.to(low), matrix.to(low)
         for step, hidden in enumerate(drafter.unroll(batch, passes)):
             rows = supervised(batch, step)
             judge = (rows[0], at[rows] + step + 1)  # the target's row t+1+j predicts x_{t+2+j}, as row t of pass j does
-            teacher = Teacher(batch.hidden[judge], teacher_head.matrix, batch.lse[judge])
+            teacher = Teacher(batch.hidden[judge], matrix, batch.lse[judge])
             known = teacher_head.inside[batch.argmax[judge]]
             # "share" needs no weight of its own: the un-normalised p of the draft tokens already sums to their share.
-            weight = known.to(head.dtype) if self.out_of_vocabulary == "mask" else torch.ones_like(teacher.lse)
+            weight = known.to(teacher.lse.dtype) if self.out_of_vocabulary == "mask" else torch.ones_like(teacher.lse)
             loss, agree = soft_cross_entropy(
                 hidden[rows], head, weight, teacher, renormalise=self.out_of_vocabulary != "share"
             )
