@@ -105,7 +105,7 @@ def test_a_module_handed_in_is_packed_on_request_only():
 
 
 def test_without_the_operators_layers_stay_plain(monkeypatch, tmp_path):
-    def missing(linear: nn.Linear) -> None:
+    def missing(linear: nn.Linear, dtype: torch.dtype = torch.float32) -> None:
         raise AttributeError("no such operator")
 
     packing_works.cache_clear()

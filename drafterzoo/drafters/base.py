@@ -19,7 +19,7 @@ from drafterzoo import checkpoint
 from drafterzoo.budget import Budget
 from drafterzoo.engine.contract import Committed, Counters, DraftState, Frontier, Offers
 from drafterzoo.errors import UsageError, suggest
-from drafterzoo.target.packed import PackedLinear, pack_linears, packing_works
+from drafterzoo.target.packed import PackedLinear, pack_linears, packing_works, quickest_dtype
 
 if TYPE_CHECKING:
     from drafterzoo.engine.sampling import Selector
@@ -64,6 +64,7 @@ class Drafter(nn.Module):
         self.budget = Budget.tree(8)
         self.training_record: dict[str, Any] = {}
         self.storage_dtype = torch.float32
+        self.packed: torch.dtype | None = None  # in what packed layers multiply; None: none are packed
         object.__setattr__(self, "target", target)  # not a submodule: the target is never trained, saved or counted
 
     target: Target
@@ -138,17 +139,21 @@ class Drafter(nn.Module):
 
     def pack(self) -> None:
         """Lay linear layers out for fast inference on CPU (target/packed.py); training is over after that."""
-        pack_linears(self, self.packed_dtype())
+        self.packed = self.packed_dtype()
+        pack_linears(self, self.packed)
 
     def packed_dtype(self) -> torch.dtype:
-        """In what packed layers multiply: the config's `packed_dtype`, where it has one and the machine can.
+        """In what packed layers multiply: what the config's `packed_dtype` says, "auto" for the machine's quickest.
 
-        Raises UsageError where it cannot.
+        Raises UsageError where the machine cannot.
         """
-        dtype: torch.dtype = getattr(torch, getattr(self.config, "packed_dtype", "float32"))
+        asked = getattr(self.config, "packed_dtype", "float32")
+        if asked == "auto":
+            return quickest_dtype()
+        dtype: torch.dtype = getattr(torch, asked)
         if not packing_works(dtype):
             raise UsageError(
-                f"{self.name}: this machine's torch cannot multiply packed layers in {dtype}; "
+                f"{self.name}: this machine's torch cannot multiply packed layers in {asked}; "
                 f"load it with packed_dtype='float32'."
             )
         return dtype

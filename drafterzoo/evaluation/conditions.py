@@ -247,6 +247,7 @@ def drafter_conditions(drafter: Drafter) -> dict[str, Any]:
         "spec": manifest["spec"],
         "config": {"drafter": manifest["drafter"], "wrappers": manifest["wrappers"]},
         "dtype": manifest["dtype"],
+        "packed": None if drafter.packed is None else _plain(drafter.packed),
         "weights_sha256": weights_sha256(drafter),
         "target": manifest["target"],
     }
