@@ -21,11 +21,12 @@ from filelock import FileLock
 
 from drafterzoo.errors import CheckpointError, DataError, UsageError
 from drafterzoo.generation import generate
+from drafterzoo.parsing import parse_object
 from drafterzoo.progress import progress
 from drafterzoo.target.target import Target
 from drafterzoo.training.prompts import read_prompts
 from drafterzoo.training.recipe import GenerateSection
-from drafterzoo.training.rollouts import json_row
+from drafterzoo.training.rollouts import ADVICE
 
 _BEGINNING = b'{"source": "'  # of every line that is written here
 
@@ -173,7 +174,7 @@ def _answered(path: Path) -> set[tuple[str, float]]:
     whole = data[: data.rfind(b"\n") + 1]
     # Not splitlines(): a prompt may hold a line end of another kind, which JSON leaves as it is.
     lines = whole.split(b"\n")[:-1]
-    rows: list[dict[str, Any]] = [json_row(line, path, i) for i, line in enumerate(lines, 1)]
+    rows: list[dict[str, Any]] = [parse_object(line, f"{path}:{i}", ADVICE) for i, line in enumerate(lines, 1)]
     for number, row in enumerate(rows, 1):
         if not isinstance(row.get("prompt"), str) or "response_ids" not in row:
             raise DataError(
