@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 from drafterzoo.cli import main
-from drafterzoo.errors import CheckpointError, DataError, UsageError
+from drafterzoo.errors import DataError, DiskError, UsageError
 from drafterzoo.target import Target
 from drafterzoo.training import generating, run
 from drafterzoo.training.generating import ensure_rollouts, make_rollouts
@@ -146,7 +146,7 @@ def test_answers_made_otherwise_are_not_taken_up(target: Target, tmp_path: Path)
     for section in (SECTION, attrs.evolve(SECTION, max_new_tokens=3)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(generating, "make_rollouts", lambda target, prompts, path, **options: names.add(path.name))
-            with pytest.raises(CheckpointError, match=r"\[data\] rollouts"):  # nothing was made, so nothing is renamed
+            with pytest.raises(DiskError, match=r"\[data\] rollouts"):  # nothing was made, so nothing is renamed
                 ensure_rollouts(section, target, tmp_path / "other.jsonl")
     assert len(names) == 2
 

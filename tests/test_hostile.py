@@ -26,7 +26,7 @@ from drafterzoo.drafters.eagle31 import Eagle31
 from drafterzoo.drafters.lookup import Lookup, LookupConfig
 from drafterzoo.engine.contract import Frontier, Offers
 from drafterzoo.engine.sampling import Sampling, Selector
-from drafterzoo.errors import CheckpointError, DataError, DrafterError, DrafterzooError, UsageError
+from drafterzoo.errors import CheckpointError, DataError, DiskError, DrafterError, DrafterzooError, UsageError
 from drafterzoo.evaluation.recipes import read_bench_recipe
 from drafterzoo.evaluation.results import ROUNDS, Record, ResultsWriter
 from drafterzoo.evaluation.suites import load_suite
@@ -308,7 +308,7 @@ def test_what_a_run_killed_while_warming_up_leaves_is_no_result(tmp_path: Path) 
 
 def test_results_whose_folder_is_taken_away_say_so(tmp_path: Path) -> None:
     folder = tmp_path / "results"
-    with pytest.raises(UsageError, match="cannot be written"), ResultsWriter(folder, {}) as writer:
+    with pytest.raises(DiskError, match="cannot be written"), ResultsWriter(folder, {}) as writer:
         for file in folder.iterdir():
             file.unlink()
         folder.rmdir()
@@ -324,7 +324,7 @@ def test_a_disk_that_is_full_is_said_once(tmp_path: Path) -> None:
     numbers = dict.fromkeys(("turn", "repeat", "group", "prompt_tokens"), 0)
     record = Record(**names, **numbers, tokens=(1,), **counters, **times, prefill_s=0.0, decode_s=0.0)
     folder = tmp_path / "results"
-    with pytest.raises(UsageError, match="No space left on device"), ResultsWriter(folder, {}) as writer:
+    with pytest.raises(DiskError, match="No space left on device"), ResultsWriter(folder, {}) as writer:
         writer._file.close()
         writer._file = open("/dev/full", "a")  # noqa: SIM115
         writer.append(record)

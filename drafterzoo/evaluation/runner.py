@@ -22,6 +22,7 @@ import attrs
 import torch
 
 from drafterzoo.budget import Budget
+from drafterzoo.disk import check_folder
 from drafterzoo.drafters.base import Drafter
 from drafterzoo.engine import decode as engine
 from drafterzoo.engine.sampling import Sampler, Sampling, filtered
@@ -112,7 +113,8 @@ def bench(
     Under `match`, and at temperature 0, every text is compared with plain decoding's; the summary lists every
     difference with the target's logit gap. Interrupted, it keeps what it has (a summary marked incomplete) and raises
     KeyboardInterrupt.
-    Raises UsageError, DataError or CheckpointError before anything is decoded.
+    Raises UsageError, DataError, CheckpointError or DiskError before anything is decoded; DiskError when the disk fills
+    up.
     """
     questions = _suite(suite, limit, data_dir, check_suite)
     settings = Settings(
@@ -134,6 +136,7 @@ def bench(
         console.print(_introduced(questions, settings.turns), markup=False, highlight=False, soft_wrap=True)
     directory = Path(out) if out is not None else default_directory(questions.name)
     check_free(directory)
+    check_folder(directory, f"{directory}: results")
     loaded, bound = _contenders(drafters, target, exclude)
     cells = make_cells(loaded, _budgets(budget, loaded))
     names = list(dict.fromkeys(str(cell.budget) for cell in cells if cell.budget))

@@ -18,6 +18,7 @@ import attrs
 import torch
 
 from drafterzoo.budget import Budget
+from drafterzoo.disk import check_folder
 from drafterzoo.drafters.base import Drafter
 from drafterzoo.errors import DataError, UsageError
 from drafterzoo.evaluation.conditions import code, drafter_conditions, machine
@@ -35,6 +36,7 @@ from drafterzoo.training.rollouts import expand_path, read_rollouts
 if TYPE_CHECKING:
     from rich.console import Group
 
+ROOT = Path("runs")  # of directories that nobody has named
 TOKENS_AT_ONCE = 4096  # padded tokens of a batch: bounds features, hidden states and masks
 AGREEING = 0.9  # of the first tokens looked at; rounding costs far less than this
 
@@ -90,8 +92,8 @@ def evaluate(
     Convention; the defaults count as the engine does. batch_size: rollouts computed together. out: the results
     directory, by default one under `runs` that the same call finds again; it goes on where it stopped.
 
-    Raises UsageError, DataError or CheckpointError before anything is computed, and DataError when the rollouts turn
-    out not to be the target's.
+    Raises UsageError, DataError, CheckpointError or DiskError before anything is computed; DataError when the rollouts
+    turn out not to be the target's, and DiskError when the disk fills up.
     """
     given = listed(drafters)
     convention = Convention(start, boundary)  # type: ignore[arg-type]  # what it is for: refusing other words
@@ -103,6 +105,8 @@ def evaluate(
     if not file.is_file():  # said before anything is loaded
         raise DataError(f"{file}: no such file; make one with `drafterzoo rollout starter {file.name}`.")
     _check_drafters(given)
+    place = Path(out) if out is not None else ROOT
+    check_folder(place, f"{place}: results")
     loaded, bound = bind("evaluate", given, target)
     chosen = select(
         read_rollouts(file, bound.vocab_size),
@@ -124,7 +128,7 @@ def evaluate(
     return EvaluateResult(summary, directory)
 
 
-def default_directory(rollouts: Path, conditions: dict[str, Any], root: Path = Path("runs")) -> Path:
+def default_directory(rollouts: Path, conditions: dict[str, Any], root: Path = ROOT) -> Path:
     """`runs/evaluate-<rollouts>-<key>`: the same for the same conditions, so that the same call goes on."""
     return root / f"evaluate-{rollouts.stem}-{key_of(conditions)[:8]}"
 
