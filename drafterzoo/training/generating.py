@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from filelock import FileLock
 
 from drafterzoo.disk import check_file, unwritable, writing
 from drafterzoo.errors import DataError, UsageError
 from drafterzoo.generation import generate
+from drafterzoo.locks import waited_for
 from drafterzoo.parsing import parse_object
 from drafterzoo.progress import progress
 from drafterzoo.target.target import Target
@@ -48,7 +48,8 @@ def ensure_rollouts(section: GenerateSection, target: Target, path: Path) -> Non
     growing = path.with_name(f"{path.name}.{hashlib.sha256(settings.encode()).hexdigest()[:12]}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_name(f"{path.name}.lock")):
+        why = f"Another process is making {path}; waiting until it is done"
+        with waited_for(path.with_name(f"{path.name}.lock"), why):
             if path.exists():
                 return
             make_rollouts(
