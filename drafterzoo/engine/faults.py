@@ -70,8 +70,8 @@ def check_offers(cls: type, offers: Any, frontier: Frontier, select: Selector) -
         _check_tensor(cls, "keep", offers.keep, each, frontier)
     if offers.q is not None:
         _check_tensor(cls, "q", offers.q, (*each[:2], select.sampler.vocab_size), frontier)
-    if each[1] < width:
-        raise _broken(cls, f"{each[1]} rows", f"one for each of the frontier's {width} nodes at least")
+    if shape[1] < width:
+        raise _broken(cls, f"{shape[1]} rows", f"one for each of the frontier's {width} nodes at least")
 
 
 def _check_tensor(

@@ -18,11 +18,13 @@ import attrs
 import torch
 
 from drafterzoo.budget import Budget
+from drafterzoo.catalogue import composition
 from drafterzoo.disk import check_folder
 from drafterzoo.drafters.base import Drafter
+from drafterzoo.engine.replay import check_replayable, parts_of
 from drafterzoo.errors import DataError, UsageError
 from drafterzoo.evaluation.conditions import code, drafter_conditions, machine
-from drafterzoo.evaluation.contenders import bind, budgets_of, listed
+from drafterzoo.evaluation.contenders import bind, budgets_of, listed, row_name
 from drafterzoo.evaluation.offline.expected import expected_rounds
 from drafterzoo.evaluation.offline.lines import Line, LinesFile, key_of
 from drafterzoo.evaluation.offline.replay import integer_rounds
@@ -134,11 +136,14 @@ def default_directory(rollouts: Path, conditions: dict[str, Any], root: Path = R
 
 
 def _check_drafters(given: Sequence[str | Drafter]) -> None:
-    """Raise UsageError for what there is nothing to evaluate of."""
+    """Raise UsageError for what there is nothing to evaluate of, and for what a text does not decide."""
     if not given:
         raise UsageError("evaluate: no drafter is given; name at least one, for example eagle3.1 or lookup.")
     if "none" in given:
         raise UsageError("evaluate: plain decoding ('none') drafts nothing to evaluate; its MAL is 1.")
+    for one in given:
+        parts = composition(one) if isinstance(one, str) else parts_of(one)
+        check_replayable("evaluate", row_name(one), parts)
 
 
 def _budgets(given: Any, drafters: Sequence[Drafter], rule: Rule) -> list[Budget]:
