@@ -117,6 +117,18 @@ def load(
     return drafter
 
 
+def composition(spec_or_address: str) -> list[type[Drafter]]:
+    """The classes that `load` would compose: of the base, then of the wrappers. No target and no weights are read.
+
+    Raises UsageError or CheckpointError as `load` does.
+    """
+    from drafterzoo import checkpoint
+
+    place = _address(spec_or_address, None)
+    spec = parse_spec(spec_or_address if place is None else checkpoint.read_config(place)["spec"])
+    return [DRAFTERS.get(spec.base), *(WRAPPERS.get(name) for name, _ in spec.wrappers)]
+
+
 def check_spelling(text: str) -> None:
     """Raise UsageError for what `load` could not load by its spelling alone; nothing is read or downloaded."""
     if text.startswith(("dir:", "hub:")) or text in list_checkpoints():

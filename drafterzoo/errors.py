@@ -30,6 +30,10 @@ class DrafterError(DrafterzooError):
     """A drafter from another package that failed, or whose offers cannot be meant."""
 
 
+class DiskError(DrafterzooError):
+    """A file or folder that cannot be written: a full disk, no permission, something else in its place."""
+
+
 class DataError(DrafterzooError, ValueError):
     """A prompt file, a suite or a results directory that cannot be read as what it claims to be."""
 

@@ -12,6 +12,8 @@ import re
 import tomllib
 from typing import Any
 
+from drafterzoo.errors import DataError
+
 _HALF = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 
@@ -32,6 +34,37 @@ def parse_json(text: str) -> Any:
         except UnicodeEncodeError as error:
             raise json.JSONDecodeError("an escape stands for half a character", text, half.start()) from error
     return value
+
+
+def parse_object(line: bytes, where: str, advice: str, example: str = "") -> dict[str, Any]:
+    """One line of a JSONL file as a JSON object; a byte order mark is skipped.
+
+    where: file and line, advice: what to do about a bad one, example: what an object may look like. Raises DataError.
+    """
+    try:
+        row = parse_json(line.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: byte {error.start + 1} is not UTF-8; {advice}.") from error
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where}: not JSON at column {error.colno} ({error.msg}); {advice}.") from error
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: expected a JSON object{example}, found {kind(row)}; {advice}.")
+    return row
+
+
+def kind(value: object) -> str:
+    """JSON's word for a value, with its article."""
+    if value is None:
+        return "null"
+    kinds = {
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        str: "a text",
+        list: "a list",
+        dict: "an object",
+    }
+    return kinds.get(type(value), f"a {type(value).__name__}")
 
 
 def parse_toml(text: str) -> dict[str, Any]:

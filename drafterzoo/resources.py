@@ -24,3 +24,9 @@ def folder(name: Literal["recipes", "model_cards"]) -> Path:
     if (PACKAGE / name).is_dir():
         return PACKAGE / name
     raise DrafterzooError(f"the folder {name!r} is missing from {PACKAGE}; install drafterzoo again from its wheel.")
+
+
+def find_recipe(typed: Path, kind: Literal["grids", "train"]) -> Path:
+    """A recipe's file: as typed, or by its bare name among those of its kind that come with the package."""
+    shipped = folder("recipes") / kind / f"{typed.name.removesuffix('.toml')}.toml"
+    return shipped if not typed.exists() and len(typed.parts) == 1 and shipped.is_file() else typed

@@ -97,6 +97,35 @@ def test_only_one_of_many_converts(source):
     assert len(runs) == 1 and embedded.ensure_converted(refuse).is_dir()
 
 
+def test_whoever_waits_for_another_conversion_says_so_once(source, capsys):
+    """Half a minute of silence looks like a hang."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(source: Path, folder: Path) -> None:
+        begun.set()
+        assert go_on.wait(60)
+        convert(source, folder)
+
+    first = threading.Thread(target=embedded.ensure_converted, args=(slowly,))
+    second = threading.Thread(target=embedded.ensure_converted, args=(refuse,))
+    first.start()
+    assert begun.wait(60)
+    second.start()
+    said = ""
+    for _ in range(600):
+        said += capsys.readouterr().err
+        if embedded.WAITING in said:
+            break
+        time.sleep(0.1)
+    go_on.set()
+    first.join()
+    second.join()
+    said += capsys.readouterr().err
+    assert said.count(embedded.WAITING) == 1 and said.count("Converting") == 1
+    embedded.ensure_converted(refuse)
+    assert capsys.readouterr().err == "", "nobody waits for what is there"
+
+
 def test_status_tells_what_the_user_should_know(source):
     assert embedded.status() == "not converted yet"
     folder = embedded.ensure_converted(convert)

@@ -23,6 +23,7 @@ from drafterzoo.budget import Budget
 from drafterzoo.cli import main
 from drafterzoo.cli.evaluate import remarks
 from drafterzoo.drafters.base import Drafter
+from drafterzoo.engine.contract import REJECTED_ROWS, Committed
 from drafterzoo.engine.decode import Round, Settings, decode
 from drafterzoo.engine.replay import Recording, replay
 from drafterzoo.engine.sampling import Sampling
@@ -33,9 +34,10 @@ from drafterzoo.evaluation.offline.lines import LinesFile
 from drafterzoo.evaluation.offline.proposals import stepwise, unrolled
 from drafterzoo.evaluation.offline.rounds import realised_rounds
 from drafterzoo.evaluation.offline.teacher import agreement, teach
-from drafterzoo.registry import DRAFTERS
+from drafterzoo.registry import DRAFTERS, WRAPPERS
 from drafterzoo.target import Target
 from drafterzoo.training.rollouts import read_rollouts
+from drafterzoo.wrappers.base import Wrapper
 from tests.oracle import Oracle, plainly
 from tests.test_invariants import BUDGETS, NAMES, PROMPTS, SAMPLINGS, build
 from tests.tiny import tiny_target
@@ -415,6 +417,54 @@ def test_what_cannot_be_evaluated_is_one_sentence(target: Target, pair: list[Dra
             drafterzoo.evaluate(**{"drafters": pair, "rollouts": file, "out": tmp_path / "out", **options})
         assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+class Keeping(Wrapper):
+    """A wrapper that reads what the target said of rejected drafts, as Carryover does."""
+
+    name = "test-keeping"
+    needs = frozenset({"recurrent", REJECTED_ROWS})
+
+    def observe(self, state: Any, committed: Committed) -> None:
+        assert committed.tree is None or committed.tree_features is not None
+        super().observe(state, committed)
+
+
+class Plain(Wrapper):
+    name = "test-plain"
+
+
+def test_what_keeps_rejected_rows_is_refused_before_any_work(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load(*args: Any, **options: Any) -> Any:
+        raise AssertionError("a target is loaded for what is refused")
+
+    monkeypatch.setattr("drafterzoo.target.load_target", load)
+    WRAPPERS.register(Keeping.name, Keeping)
+    try:
+        bare = build("eagle3.1", target)
+        kept = Keeping(bare, None)
+        saved = bare.save_pretrained(tmp_path / "saved")
+        config = json.loads((saved / "config.json").read_text())
+        config |= {"spec": "eagle3.1+test-keeping", "wrappers": [{"name": "test-keeping"}]}
+        (saved / "config.json").write_text(json.dumps(config))
+        file = write_rollouts(tmp_path / "r.jsonl", target)
+        given: list[str | Drafter] = ["eagle3.1+test-keeping", f"dir:{saved}", kept, Plain(kept, None)]
+        for one in given:
+            for rule in ("match", "rejection"):
+                with pytest.raises(UsageError, match=r"^evaluate: .* since 'test-keeping' keeps .* bench") as caught:
+                    drafterzoo.evaluate(["lookup", one], file, rule=rule, budget="chain:2", out=tmp_path / "out")
+                assert "\n" not in str(caught.value)
+        assert main(["evaluate", "-d", "eagle3.1+test-keeping", "-r", str(file)]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+        with pytest.raises(UsageError, match=r"'eagle3\.1\+test-keeping' cannot be replayed"):
+            replayed(kept, [Recording(PROMPTS[0], [4, 5])], Settings(Budget.chain(2), Sampling(), 2), [0])
+        assert not (tmp_path / "out").exists()
+        tokens, _ = decoded(kept, Settings(Budget.chain(2), Sampling(), 6), range(4))
+        assert tokens == plainly(target, PROMPTS, Sampling(), 6), "decoding has what it needs"
+    finally:
+        del WRAPPERS._entries[Keeping.name]
 
 
 def test_a_checkpoint_of_another_target_is_refused(target: Target, tmp_path: Path) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
+from filelock import FileLock
 
 from drafterzoo.cli import main
-from drafterzoo.errors import CheckpointError, DataError, UsageError
+from drafterzoo.errors import DataError, DiskError, UsageError
 from drafterzoo.target import Target
 from drafterzoo.training import generating, run
 from drafterzoo.training.generating import ensure_rollouts, make_rollouts
@@ -135,6 +138,26 @@ def test_the_file_appears_when_it_is_whole_and_an_interruption_is_taken_up(
     assert not list(path.parent.glob("*.part"))
 
 
+def test_whoever_waits_for_rollouts_in_the_making_says_so(
+    target: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "r.jsonl"
+    with FileLock(tmp_path / "r.jsonl.lock"):
+        waiting = threading.Thread(target=ensure_rollouts, args=(SECTION, target, path))
+        waiting.start()
+        said = ""
+        for _ in range(600):
+            said += capsys.readouterr().err
+            if "Another process is making" in said:
+                break
+            time.sleep(0.1)
+        path.write_text("made by the other\n")
+    waiting.join()
+    said += capsys.readouterr().err
+    assert said.count(f"Another process is making {path}; waiting until it is done") == 1
+    assert path.read_text() == "made by the other\n"
+
+
 def test_answers_made_otherwise_are_not_taken_up(target: Target, tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     ensure_rollouts(SECTION, target, path)
@@ -146,7 +169,7 @@ def test_answers_made_otherwise_are_not_taken_up(target: Target, tmp_path: Path)
     for section in (SECTION, attrs.evolve(SECTION, max_new_tokens=3)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(generating, "make_rollouts", lambda target, prompts, path, **options: names.add(path.name))
-            with pytest.raises(CheckpointError, match=r"\[data\] rollouts"):  # nothing was made, so nothing is renamed
+            with pytest.raises(DiskError, match=r"\[data\] rollouts"):  # nothing was made, so nothing is renamed
                 ensure_rollouts(section, target, tmp_path / "other.jsonl")
     assert len(names) == 2
 

@@ -26,7 +26,7 @@ from drafterzoo.drafters.eagle31 import Eagle31
 from drafterzoo.drafters.lookup import Lookup, LookupConfig
 from drafterzoo.engine.contract import Frontier, Offers
 from drafterzoo.engine.sampling import Sampling, Selector
-from drafterzoo.errors import CheckpointError, DataError, DrafterError, DrafterzooError, UsageError
+from drafterzoo.errors import CheckpointError, DataError, DiskError, DrafterError, DrafterzooError, UsageError
 from drafterzoo.evaluation.recipes import read_bench_recipe
 from drafterzoo.evaluation.results import ROUNDS, Record, ResultsWriter
 from drafterzoo.evaluation.suites import load_suite
@@ -81,7 +81,7 @@ def test_lines_that_parsers_trip_over_are_named(tmp_path: Path, line: str) -> No
     path.write_text(line + "\n")
     with pytest.raises(DataError, match=r"lines\.jsonl:1: not JSON"):
         load_suite(path)
-    with pytest.raises(DataError, match=r"lines\.jsonl:1: not a line of JSON"):
+    with pytest.raises(DataError, match=r"lines\.jsonl:1: not JSON.*mend or drop the line"):
         read_rollouts(path, 64)
     (tmp_path / "config.json").write_text(line)
     with pytest.raises(CheckpointError, match=r"config\.json"):
@@ -170,17 +170,63 @@ def test_an_offer_from_outside_the_vocabulary_is_named(token: int, options: dict
         decode(drafter, **options)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda o: None,
-        lambda o: attrs.evolve(o, nodes=o.nodes + 1000, scores=o.scores * 0 - 1),
-        lambda o: attrs.evolve(o, tokens=o.tokens[:1]),
-    ],
-)
-def test_offers_that_break_the_contract_are_the_drafters_fault(change: Callable[[Offers], Any]) -> None:
+def test_an_offer_below_a_node_that_is_not_there_is_the_drafters_fault() -> None:
     with pytest.raises(DrafterError, match=r"'foreign' .* failed while drafting"):
-        decode(offering(change))
+        decode(offering(lambda o: attrs.evolve(o, nodes=o.nodes + 1000, scores=o.scores * 0 - 1)))
+
+
+WRONG: dict[str, tuple[Callable[[Offers], Any], str]] = {
+    "nothing": (lambda o: None, "returned a NoneType, expected Offers"),
+    "a pair": (lambda o: (o.tokens, o.scores), "returned a tuple, expected Offers"),
+    "float tokens": (
+        lambda o: attrs.evolve(o, tokens=o.tokens.float()),
+        r"returned tokens as float32 \[2, 1, 3\] on cpu, expected tokens as int64 \[2, 1, 3\] on cpu",
+    ),
+    "listed tokens": (
+        lambda o: attrs.evolve(o, tokens=[[[1]]] * 2),
+        r"tokens as a list, expected tokens as int64 \[2, R, k\]",
+    ),
+    "fewer requests": (lambda o: attrs.evolve(o, tokens=o.tokens[:1]), r"expected tokens as int64 \[2, R, k\]"),
+    "flat tokens": (lambda o: attrs.evolve(o, tokens=o.tokens[0]), r"expected tokens as int64 \[2, R, k\]"),
+    "narrow scores": (lambda o: attrs.evolve(o, scores=o.scores[..., :1]), r"scores as float32 \[2, 1, 1\]"),
+    "whole scores": (lambda o: attrs.evolve(o, scores=o.tokens), r"expected scores as float \[2, 1, 3\]"),
+    "flat nodes": (lambda o: attrs.evolve(o, nodes=o.nodes[:, 0]), r"expected nodes as int64 \[2, 1\]"),
+    "another device": (lambda o: attrs.evolve(o, tokens=o.tokens.to("meta")), r"on meta, expected .* on cpu"),
+    "no scores": (lambda o: attrs.evolve(o, scores=None), "scores as a NoneType"),
+    "keep of another shape": (lambda o: attrs.evolve(o, keep=o.scores[0]), r"keep as float32 \[1, 3\]"),
+    "a narrow q": (
+        lambda o: attrs.evolve(o, q=torch.ones(2, 1, 7)),
+        r"q as float32 \[2, 1, 7\] on cpu, expected .*1, 64\]",
+    ),
+    "no rows": (
+        lambda o: Offers(o.nodes[:, :0], o.tokens[:, :0], o.scores[:, :0]),
+        "returned 0 rows, expected one for each",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "verification": "rejection"}], ids=["match", "rejection"])
+def test_offers_that_break_the_contract_are_one_sentence(
+    change: Callable[[Offers], Any], words: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(DrafterError, match=rf"'foreign' of {__name__} breaks its contract: .*{words}") as caught:
+        decode(offering(change), **options)
+    said = str(caught.value)
+    assert "\n" not in said and "tell whoever wrote it" in said and caught.value.exit_status == 1
+
+
+def test_our_own_offers_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They cost nothing, and our own mistake keeps its traceback."""
+    monkeypatch.setattr(Lookup, "expand", lambda *_: None)
+    with pytest.raises(AttributeError):
+        decode(Lookup(LookupConfig(), tiny_target(layers=2)))
+
+
+@pytest.mark.parametrize("taps", [(1.5,), 3, ("a",), property(fail)])
+def test_taps_that_are_none_are_the_drafters_fault(taps: Any) -> None:
+    with pytest.raises(DrafterError, match=r"'foreign' .* failed while naming its taps"):
+        decode(foreign(taps=taps))
 
 
 @pytest.mark.parametrize("score", [float("nan"), float("inf"), 5.0])
@@ -272,7 +318,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("num_hidden_layers", "x"), ("num_attention_heads", 0), ("vocab_size", 63), ("vocab_size", 0)],
+    [("num_hidden_layers", "x"), ("num_attention_heads", 0), ("vocab_size", 0)],
 )
 def test_a_target_with_a_wrong_config_is_named(folder: Path, key: str, value: Any) -> None:
     config = json.loads((folder / "config.json").read_text())
@@ -308,7 +354,7 @@ def test_what_a_run_killed_while_warming_up_leaves_is_no_result(tmp_path: Path) 
 
 def test_results_whose_folder_is_taken_away_say_so(tmp_path: Path) -> None:
     folder = tmp_path / "results"
-    with pytest.raises(UsageError, match="cannot be written"), ResultsWriter(folder, {}) as writer:
+    with pytest.raises(DiskError, match="cannot be written"), ResultsWriter(folder, {}) as writer:
         for file in folder.iterdir():
             file.unlink()
         folder.rmdir()
@@ -324,7 +370,7 @@ def test_a_disk_that_is_full_is_said_once(tmp_path: Path) -> None:
     numbers = dict.fromkeys(("turn", "repeat", "group", "prompt_tokens"), 0)
     record = Record(**names, **numbers, tokens=(1,), **counters, **times, prefill_s=0.0, decode_s=0.0)
     folder = tmp_path / "results"
-    with pytest.raises(UsageError, match="No space left on device"), ResultsWriter(folder, {}) as writer:
+    with pytest.raises(DiskError, match="No space left on device"), ResultsWriter(folder, {}) as writer:
         writer._file.close()
         writer._file = open("/dev/full", "a")  # noqa: SIM115
         writer.append(record)

@@ -10,7 +10,7 @@ import attrs
 import pytest
 from test_metrics import record
 
-from drafterzoo.errors import DataError, UsageError
+from drafterzoo.errors import DataError, DiskError, UsageError
 from drafterzoo.evaluation import results
 from drafterzoo.evaluation.conditions import Settings, check_comparable, conditions_key
 from drafterzoo.evaluation.results import ResultsWriter, default_directory, read
@@ -95,7 +95,7 @@ def test_missing_or_foreign_folders(tmp_path):
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(
-        UsageError, match=r"results cannot be written to .*; free some space or name another folder with --out"
+        DiskError, match=r"run: results cannot be written .*; free some space or name another folder with --out"
     ):
         ResultsWriter(tmp_path / "file" / "run", CONDITIONS)
 

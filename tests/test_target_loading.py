@@ -6,6 +6,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import safetensors.torch
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
@@ -129,6 +130,50 @@ def test_damaged_and_incomplete_weights(tmp_path):
     LlamaModel(tiny_config("llama", layers=1)).save_pretrained(tmp_path)  # has no head
     with pytest.raises(CheckpointError, match="lm_head"):
         load_target(tmp_path)
+
+
+def reconfigured(folder, **changes):
+    """The folder with some values of its config.json replaced."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("saved", "changes", "words"),
+    [
+        (
+            {},
+            {"num_hidden_layers": 2},
+            r"9 weights have no place .*'model\.layers\.2\.\S+', .*, \.\.\.; .*too few",
+        ),
+        ({}, {"num_hidden_layers": 4}, r"9 weights are missing, 'model\.layers\.3\."),
+        ({"attention_bias": True}, {"attention_bias": False}, r"12 weights have no place .*_proj\.bias'"),
+        ({}, {"hidden_size": 16}, r"have other sizes .* is \[64, 32\] and by config\.json \[64, 16\]"),
+        ({}, {"vocab_size": 63}, r"2 weights have other sizes .*'lm_head\.weight' .* \[64, 32\] .* \[63, 32\]"),
+        ({}, {"intermediate_size": 32}, r"9 weights have other sizes .*mlp"),
+        ({}, {"num_key_value_heads": 4}, r"6 weights have other sizes .*k_proj"),
+        ({}, {"tie_word_embeddings": True}, "says tie_word_embeddings, but the weights hold an output head"),
+        ({"tie_word_embeddings": True}, {"tie_word_embeddings": False}, r"1 weights are missing, 'lm_head\.weight'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else None,
+)
+def test_config_and_weights_that_disagree(tmp_path, saved, changes, words):
+    tiny_model(layers=3, **saved).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=words) as caught:
+        load_target(reconfigured(tmp_path, **changes))
+    assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_old_versions_saved_among_the_weights_is_no_disagreement(tmp_path):
+    tiny_model(layers=1, tie_word_embeddings=True).save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+    tensors["model.layers.0.self_attn.masked_bias"] = torch.ones(())
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()  # a tied head, saved all the same
+    safetensors.torch.save_file(tensors, path, {"format": "pt"})
+    assert load_target(tmp_path).vocab_size == 64
 
 
 def test_wrong_devices_and_dtypes():

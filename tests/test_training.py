@@ -274,8 +274,8 @@ def test_a_disk_that_fills_while_room_is_made_is_said(
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("{", "rollouts.jsonl:2: not a line of JSON"),
-        ("[1]", "rollouts.jsonl:2: expected a JSON object, found list"),
+        ("{", "rollouts.jsonl:2: not JSON at column 2"),
+        ("[1]", "rollouts.jsonl:2: expected a JSON object, found a list"),
         ('{"prompt_ids": [1]}', "rollouts.jsonl:2: 'response_ids' must be a non-empty list"),
         ('{"prompt_ids": [1], "response_ids": [64]}', "outside the target's vocabulary of 64"),
     ],

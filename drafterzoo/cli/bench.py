@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from drafterzoo.cli.console import Json, err, out, print_json, use_threads
+from drafterzoo.cli.console import Json, show_found, use_threads
 
 FEW_PROMPTS = 5  # resampling fewer whole prompts gives the ends of their own range
 
@@ -127,13 +127,7 @@ def bench(
     if threads is not None:
         use_threads(threads)
     result = measure(**options, show_progress=True)
-    if json:
-        print_json(result.summary)
-    else:
-        out().print(result.table())
-        for line in remarks(result.summary):
-            out().print(line, markup=False, soft_wrap=True)
-    err().print(f"results: {result.directory}", style="dim", soft_wrap=True)
+    show_found(result, remarks(result.summary), json)
 
 
 def remarks(summary: Mapping[str, Any]) -> list[str]:

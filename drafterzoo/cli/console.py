@@ -1,4 +1,4 @@
-"""What verbs share: where results and remarks are written, and the `--json` switch.
+"""What verbs share: where results and remarks are written, how a finished comparison is shown, and the `--json` switch.
 
 Knows streams, not verbs. Results go to stdout, everything said on the way to stderr.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Protocol
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -30,6 +32,27 @@ def err() -> Console:
 def print_json(value: Any) -> None:
     """Write one JSON object to stdout. Whatever JSON has no word for, such as a path, is written as text."""
     print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+class Found(Protocol):
+    """What a comparison returns, whichever verb made it."""
+
+    @property
+    def summary(self) -> dict[str, Any]: ...
+    @property
+    def directory(self) -> Path: ...
+    def table(self) -> Any: ...
+
+
+def show_found(found: Found, remarks: Sequence[str], json: bool) -> None:
+    """The summary as JSON, or the tables with a line per remark below them; then where the results lie, on stderr."""
+    if json:
+        print_json(found.summary)
+    else:
+        out().print(found.table())
+        for line in remarks:
+            out().print(line, markup=False, soft_wrap=True)
+    err().print(f"results: {found.directory}", style="dim", soft_wrap=True)
 
 
 def use_threads(threads: int) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from drafterzoo.cli.bench import FEW_PROMPTS
-from drafterzoo.cli.console import Json, err, out, print_json, use_threads
+from drafterzoo.cli.console import Json, show_found, use_threads
 
 
 def evaluate(
@@ -104,13 +104,7 @@ def evaluate(
         out=output,
         show_progress=True,
     )
-    if json:
-        print_json(result.summary)
-    else:
-        out().print(result.table())
-        for line in remarks(result.summary):
-            out().print(line, markup=False)
-    err().print(f"results: {result.directory}", style="dim", markup=False, soft_wrap=True)
+    show_found(result, remarks(result.summary), json)
 
 
 def remarks(summary: Mapping[str, Any]) -> list[str]:

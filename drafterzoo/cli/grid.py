@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from drafterzoo.cli.console import Json, err, out, print_json
+from drafterzoo.cli.console import Json, out, print_json, show_found
 
 if TYPE_CHECKING:
     from drafterzoo.evaluation.grid_plan import Cost, Plan
@@ -54,23 +54,17 @@ def grid(
         All nodes must see the same files. Needs the extra `ray`.
     """
     from drafterzoo.evaluation.grid_recipe import read_grid_recipe
+    from drafterzoo.resources import find_recipe
 
-    made = read_grid_recipe(_find(recipe))
+    made = read_grid_recipe(find_recipe(recipe, "grids"))
     if dry_run:
         _show_plan(made, where, output, json)
         return 0
     from drafterzoo.evaluation.grid import grid as run
 
     result = run(made, out=output, where=where, ray=ray, show_progress=True)
-    failures = result.summary["failures"]
-    if json:
-        print_json(result.summary)
-    else:
-        out().print(result.table())
-        for line in remarks(result.summary):
-            out().print(line, markup=False, soft_wrap=True)
-    err().print(f"results: {result.directory}", style="dim", markup=False, soft_wrap=True)
-    return 1 if failures else 0
+    show_found(result, remarks(result.summary), json)
+    return 1 if result.summary["failures"] else 0
 
 
 def remarks(summary: dict[str, Any]) -> list[str]:
@@ -165,11 +159,3 @@ def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:,.1f} h"
-
-
-def _find(recipe: Path) -> Path:
-    """A recipe's file: as typed, or by its bare name among those that come with the package."""
-    from drafterzoo.resources import folder
-
-    shipped = folder("recipes") / "grids" / f"{recipe.name.removesuffix('.toml')}.toml"
-    return shipped if not recipe.exists() and len(recipe.parts) == 1 and shipped.is_file() else recipe

@@ -73,7 +73,7 @@ def rollout(
     """
 
     from drafterzoo.target import load_target
-    from drafterzoo.training.generating import make_rollouts
+    from drafterzoo.training.generating import check_output, make_rollouts
     from drafterzoo.training.prompts import evaluation_suite, read_prompts
 
     if threads is not None:
@@ -86,6 +86,7 @@ def rollout(
             )
         held_out = 1.0
     asked = read_prompts(prompts, seed=seed, limit=limit)
+    check_output(output)
     made = make_rollouts(
         load_target(target) if target else load_target(),
         asked,

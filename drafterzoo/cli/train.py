@@ -51,10 +51,11 @@ def train(
     threads
         CPU threads; changes speed alone.
     """
+    from drafterzoo.resources import find_recipe
     from drafterzoo.training.recipe import read_recipe
     from drafterzoo.training.run import train as run
 
-    made = read_recipe(_find(recipe))
+    made = read_recipe(find_recipe(recipe, "train"))
     changes: dict[str, Any] = {"epochs": epochs, "seed": seed, "threads": threads}
     if epochs is not None and epochs <= 0:
         raise UsageError(f"--epochs {epochs:g}: expected a number above zero.")
@@ -72,11 +73,3 @@ def train(
     elif summary["finished"]:
         print(f"no tau was measured, since nothing was held out; the last step is 'dir:{result.directory / 'best'}'")
     return status
-
-
-def _find(recipe: Path) -> Path:
-    """A recipe's file: as typed, or by its bare name among those that come with the package."""
-    from drafterzoo.resources import folder
-
-    shipped = folder("recipes") / "train" / f"{recipe.name.removesuffix('.toml')}.toml"
-    return shipped if not recipe.exists() and len(recipe.parts) == 1 and shipped.is_file() else recipe

@@ -48,6 +48,9 @@ class UnrollBatch:
 class Drafter(nn.Module):
     """A drafter bound to a target. Subclasses set `name`, `Config`, `capabilities`, and fill in the contract.
 
+    needs: REJECTED_ROWS (engine/contract.py) where it keeps rows of rejected draft nodes; what a wrapper asks of its
+    base, too.
+
     Public attributes: target, spec (as typed), config (attrs-frozen), budget (what it is best used with), training
     (provenance, a plain dict).
     """
@@ -55,6 +58,7 @@ class Drafter(nn.Module):
     name: ClassVar[str]
     Config: ClassVar[type]
     capabilities: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[frozenset[str]] = frozenset()
     has_weights: ClassVar[bool] = True
 
     def __init__(self, config: Any, target: Target) -> None:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from drafterzoo.target.target import Target
 
 
+# In `needs`: a drafter that reads features of the tree's rejected rows, which decoding has and a replay has not.
+REJECTED_ROWS = "rejected_rows"
+
+
 @attrs.frozen(eq=False)
 class DraftTree:
     """The proposals of one round, root excluded, parents before children.
@@ -76,7 +80,7 @@ class Committed:
                                (that of finished requests included)
     tree, verdict, tree_features [n, 1+B, T*H]: the round these rows come from, None after prefill. For wrappers that
                                keep more than the accepted path. In a replay (engine/replay.py) the target has not read
-                               the tree, and tree_features is None.
+                               the tree, and tree_features is None: who reads it says so with REJECTED_ROWS in `needs`.
     """
 
     tokens: Tensor

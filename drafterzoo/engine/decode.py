@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from operator import index
 from typing import Any
 
 import attrs
@@ -133,6 +134,11 @@ def decode(
         yield from batch.round()
 
 
+def _taps_of(drafter: Proposer) -> tuple[int, ...]:
+    with blamed(type(drafter), "naming its taps"):
+        return tuple(index(tap) for tap in drafter.taps)
+
+
 class Stopwatch:
     """Seconds between marks, without waiting for the device: events there, the host's clock on a CPU."""
 
@@ -191,7 +197,7 @@ class Batch:
         self.drafter, self.target, self.settings = drafter, target, settings
         self.depth = budget.depth if drafter is not None and budget is not None else 0
         self.nodes = budget.nodes if drafter is not None and budget is not None else 0
-        self.taps = tuple(drafter.taps) if drafter is not None else ()
+        self.taps = _taps_of(drafter) if drafter is not None else ()
         self.device = target.device
         self.static = self.device.type != "cpu"  # there, widths that follow the data would cost a synchronisation
         n, capacity = len(prompts), max(map(len, prompts)) + max(self.limits)

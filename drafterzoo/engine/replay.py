@@ -8,13 +8,14 @@ forward, which equal those of decoding up to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import attrs
 import torch
 from torch import Tensor
 
-from drafterzoo.engine.contract import DraftTree, Proposer, Verdict
+from drafterzoo.engine.contract import REJECTED_ROWS, DraftTree, Proposer, Verdict
 from drafterzoo.engine.decode import Batch, Emission, Settings
 from drafterzoo.engine.sampling import Sampler
 from drafterzoo.engine.verify import follow
@@ -86,6 +87,30 @@ class Recorded:
         self.texts, self.prompts, self.features = self.texts[requests], self.prompts[requests], self.features[requests]
 
 
+def check_replayable(verb: str, name: str, parts: Iterable[type]) -> None:
+    """Raise UsageError when one of the classes that the drafter `name` is composed of needs what no text shows.
+
+    verb: who asks, the first word of the complaint.
+    """
+    for part in parts:
+        if REJECTED_ROWS in getattr(part, "needs", ()):
+            keeper = getattr(part, "name", part.__name__)
+            raise UsageError(
+                f"{verb}: {name!r} cannot be replayed on recorded answers, since {keeper!r} keeps "
+                f"features of rejected draft nodes, which only decoding has; compare it with `drafterzoo bench`, or "
+                f"leave that part out."
+            )
+
+
+def parts_of(drafter: Any) -> list[type]:
+    """The classes of a drafter and of what it wraps, from the outside in."""
+    parts = []
+    while drafter is not None:
+        parts.append(type(drafter))
+        drafter = getattr(drafter, "base", None)
+    return parts
+
+
 def replay(
     drafter: Proposer,
     target: Target,
@@ -99,8 +124,9 @@ def replay(
     features [n, T, T*H]: the drafter's taps of every text up to its answer's end. keys and settings.sampling: those the
     answers were drawn with; they matter to coupled drafts alone. An answer shorter than settings.max_new_tokens ends
     where it ends. What the text does not show, how far the last round would have gone beyond it, counts as one token.
-    Raises UsageError for `rejection`, whose rounds the text alone does not decide.
+    Raises UsageError for `rejection`, whose rounds the text alone does not decide, and as `check_replayable` does.
     """
+    check_replayable("replay", getattr(drafter, "spec", type(drafter).__name__), parts_of(drafter))
     if settings.sampling.rejects:
         raise UsageError("replay: under 'rejection' a text does not decide its rounds; use verification='match'.")
     limits = [min(settings.max_new_tokens, len(recording.answer)) for recording in recordings]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from drafterzoo.budget import Budget
 from drafterzoo.engine.contract import DraftState, DraftTree, Frontier, Offers, Proposer
+from drafterzoo.engine.faults import check_offers
 from drafterzoo.engine.sampling import Selector
 
 NOMINAL_ACCEPTANCE = 0.6  # shapes `allocation` only: any value keeps `rejection` exact
@@ -30,7 +31,9 @@ def grow(
     levels = allocation(budget)
     for step in range(budget.depth):
         frontier = growth.frontier(step, budget.grow)
-        growth.add(drafter.expand(state, frontier, select), levels[step])
+        offers = drafter.expand(state, frontier, select)
+        check_offers(type(drafter), offers, frontier, select)
+        growth.add(offers, levels[step])
     return growth.cut(budget.nodes)
 
 

@@ -138,7 +138,7 @@ def _sum_up(whole: Plan, directory: Path, failures: Sequence[Mapping[str, Any]])
     if not places.has_records(directory):
         raise DataError(f"grid {whole.recipe.name}: plain decoding failed in every table ({failures[0]['reason']}).")
     summary = summarise_grid(whole, directory, failures)
-    results.write_json(directory / results.SUMMARY, {"format_version": results.FORMAT_VERSION, **summary})
+    places.save(directory, results.SUMMARY, summary)
 
 
 @contextmanager

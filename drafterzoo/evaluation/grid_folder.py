@@ -21,6 +21,7 @@ from typing import Any
 import attrs
 from filelock import FileLock, Timeout
 
+from drafterzoo.disk import check_folder, unwritable, writing
 from drafterzoo.errors import DataError, UsageError
 from drafterzoo.evaluation import results
 from drafterzoo.evaluation.conditions import unlike
@@ -36,9 +37,10 @@ def claimed(directory: Path, plan: Plan) -> Iterator[None]:
     """Hold the folder, for a whole plan, against other processes. Left empty, it is taken away again.
 
     Raises UsageError when it holds something else, another grid, or is in another process's hands; DataError when a
-    newer drafterzoo wrote it.
+    newer drafterzoo wrote it; DiskError when it cannot be written.
     """
     check_place(directory, plan)
+    check_folder(directory, _what(directory))
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = FileLock(directory / LOCK, timeout=0)
@@ -48,9 +50,7 @@ def claimed(directory: Path, plan: Plan) -> Iterator[None]:
             f"{directory}: another process is working on this grid; wait for it, or name another folder with --out."
         ) from error
     except OSError as error:
-        raise UsageError(
-            f"{directory} cannot be written ({error.strerror}); name another folder with --out."
-        ) from error
+        raise unwritable(_what(directory), error) from error
     try:
         yield
     finally:
@@ -61,6 +61,16 @@ def claimed(directory: Path, plan: Plan) -> Iterator[None]:
         if {path.name for path in directory.iterdir()} <= {LOCK}:
             (directory / LOCK).unlink(missing_ok=True)
             directory.rmdir()
+
+
+def _what(directory: Path) -> str:
+    return f"{directory}: the grid"
+
+
+def save(directory: Path, name: str, content: Mapping[str, Any]) -> None:
+    """Write one of the folder's own files, whole or not at all. Raises DiskError."""
+    with writing(_what(directory)):
+        write_json(directory / name, {"format_version": FORMAT_VERSION, **content})
 
 
 def check_place(directory: Path, plan: Plan) -> None:
@@ -102,10 +112,10 @@ def begin(directory: Path, plan: Plan, commit: str | None) -> None:
         {"table": table.name, **table.facts, "cells": [cell.name for cell in table.cells]} for table in plan.tables
     ]
     (directory / FAILURES).unlink(missing_ok=True)
-    write_json(
-        path,
+    save(
+        directory,
+        GRID,
         {
-            "format_version": FORMAT_VERSION,
             "name": plan.recipe.name,
             "recipe": plan.recipe.what_matters(),
             "tables": tables,
@@ -116,7 +126,7 @@ def begin(directory: Path, plan: Plan, commit: str | None) -> None:
 
 def note_failures(directory: Path, failures: Sequence[Mapping[str, Any]]) -> None:
     """Write down every cell that has failed in this session."""
-    write_json(directory / FAILURES, {"format_version": FORMAT_VERSION, "failures": list(failures)})
+    save(directory, FAILURES, {"failures": list(failures)})
 
 
 def failures_of(directory: Path) -> list[dict[str, Any]]:

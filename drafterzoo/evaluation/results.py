@@ -25,6 +25,7 @@ from typing import IO, Any, Self
 
 import attrs
 
+from drafterzoo.disk import unwritable, writing
 from drafterzoo.errors import DataError, UsageError
 from drafterzoo.parsing import parse_json
 
@@ -147,16 +148,17 @@ class ResultsWriter:
         """Create the folder, take it for this process, and write the conditions.
 
         go_on: add to the lines that are there (see `cut_back`). Raises UsageError when the folder already holds results
-        (unless it is to go on), is another process's, or cannot be written.
+        (unless it is to go on) or is another process's, DiskError when it cannot be written.
         """
         self.directory = Path(directory)
+        self._what = f"{self.directory}: results"
         if not go_on:
             check_free(self.directory)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._file: IO[str] = open(self.directory / ROUNDS, "a", encoding="utf-8")  # noqa: SIM115  see close()
         except OSError as error:
-            raise _unwritable(self.directory, error) from error
+            raise unwritable(self._what, error) from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go when the process ends, however it does
             if not go_on:
@@ -169,31 +171,27 @@ class ResultsWriter:
             ) from error
         except OSError as error:
             self.close()
-            raise _unwritable(self.directory, error) from error
+            raise unwritable(self._what, error) from error
         except UsageError:
             self.close()
             raise
 
     def append(self, record: Record) -> None:
-        """Add one line. Raises UsageError when that fails (a full disk)."""
+        """Add one line. Raises DiskError when that fails (a full disk)."""
         self.extend([record])
 
     def extend(self, records: Sequence[Record]) -> None:
-        """Add lines that belong together, and wait until they are on disk. Raises UsageError when that fails."""
+        """Add lines that belong together, and wait until they are on disk. Raises DiskError when that fails."""
         lines = [json.dumps(attrs.asdict(r), ensure_ascii=False, separators=(",", ":")) + "\n" for r in records]
-        try:
+        with writing(self._what):
             self._file.write("".join(lines))
             self._file.flush()
             os.fsync(self._file.fileno())
-        except OSError as error:
-            raise _unwritable(self.directory, error) from error
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary, whole or not at all."""
-        try:
+        """Write the summary, whole or not at all. Raises DiskError."""
+        with writing(self._what):
             write_json(self.directory / SUMMARY, {"format_version": FORMAT_VERSION, **summary})
-        except OSError as error:
-            raise _unwritable(self.directory, error) from error
 
     def close(self) -> None:
         with suppress(OSError):  # what could not be written has been said when it was tried
@@ -209,13 +207,6 @@ class ResultsWriter:
                 (self.directory / ROUNDS).unlink()
                 (self.directory / CONDITIONS).unlink()
                 self.directory.rmdir()
-
-
-def _unwritable(directory: Path, error: OSError) -> UsageError:
-    return UsageError(
-        f"results cannot be written to {directory}: {error.strerror}; "
-        f"free some space or name another folder with --out."
-    )
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -22,11 +22,13 @@ import attrs
 import torch
 
 from drafterzoo.budget import Budget
+from drafterzoo.disk import check_folder
 from drafterzoo.drafters.base import Drafter
 from drafterzoo.engine import decode as engine
 from drafterzoo.engine.sampling import Sampler, Sampling, filtered
 from drafterzoo.errors import UsageError
 from drafterzoo.evaluation.conditions import Settings, entropy_seen, gather
+from drafterzoo.evaluation.contenders import bind, budgets_of, listed, row_name
 from drafterzoo.evaluation.results import Record, ResultsWriter, check_free, default_directory
 from drafterzoo.evaluation.suites import Prompt, Suite, load_suite
 from drafterzoo.evaluation.summary import PLAIN, Difference, differences, summarise
@@ -111,7 +113,8 @@ def bench(
     Under `match`, and at temperature 0, every text is compared with plain decoding's; the summary lists every
     difference with the target's logit gap. Interrupted, it keeps what it has (a summary marked incomplete) and raises
     KeyboardInterrupt.
-    Raises UsageError, DataError or CheckpointError before anything is decoded.
+    Raises UsageError, DataError, CheckpointError or DiskError before anything is decoded; DiskError when the disk fills
+    up.
     """
     questions = _suite(suite, limit, data_dir, check_suite)
     settings = Settings(
@@ -133,8 +136,8 @@ def bench(
         console.print(_introduced(questions, settings.turns), markup=False, highlight=False, soft_wrap=True)
     directory = Path(out) if out is not None else default_directory(questions.name)
     check_free(directory)
-    loaded = _load(drafters, target, exclude)
-    bound = _bound_target(loaded, target)
+    check_folder(directory, f"{directory}: results")
+    loaded, bound = _contenders(drafters, target, exclude)
     cells = make_cells(loaded, _budgets(budget, loaded))
     names = list(dict.fromkeys(str(cell.budget) for cell in cells if cell.budget))
     run = Run(bound, questions, cells, settings, partial(decode, bound))
@@ -162,59 +165,26 @@ def _suite(suite: str | Path | Suite, limit: int | None, data_dir: str | Path | 
     return suite
 
 
-def _load(
+def _contenders(
     given: str | Drafter | Sequence[str | Drafter], target: Target | str | None, exclude: Sequence[str]
-) -> dict[str, Drafter]:
-    """Drafters by the name of their rows, `lookup` first, bound to one target: the first one's, if none is given."""
-    from drafterzoo.catalogue import load
-
+) -> tuple[dict[str, Drafter], Target]:
+    """Drafters by the name of their rows, `lookup` first unless it is excluded or given, and their target."""
     for name in exclude:
         if name != "lookup":
             raise UsageError(
                 f"bench: {name!r} cannot be excluded, only 'lookup' can; plain decoding is what all is measured by."
             )
-    wanted = [given] if isinstance(given, str | Drafter) else list(given)
-    wanted = [drafter for drafter in wanted if drafter != PLAIN]
-    if target is None:
-        target = next((drafter.target for drafter in wanted if not isinstance(drafter, str)), None)
-    loaded: dict[str, Drafter] = {}
-    for drafter in wanted:
-        name = drafter if isinstance(drafter, str) else drafter.spec
-        if name in loaded:
-            raise UsageError(
-                f"bench: two drafters are called {name!r}; give each once, or load them from different addresses."
-            )
-        loaded[name] = load(drafter, target) if isinstance(drafter, str) else drafter
-        target = target if target is not None and not isinstance(target, str) else loaded[name].target
-    if "lookup" in exclude or "lookup" in loaded:
-        return loaded
-    return {"lookup": load("lookup", target), **loaded}
-
-
-def _bound_target(drafters: Mapping[str, Drafter], target: Target | str | None) -> Target:
-    """The one target of all. Raises UsageError when a loaded drafter is bound to another."""
-    from drafterzoo.target import load_target
-
-    if not drafters:
-        return target if isinstance(target, Target) else load_target(*([target] if target else []))
-    bound = target if target is not None and not isinstance(target, str) else next(iter(drafters.values())).target
-    for name, drafter in drafters.items():
-        if drafter.target is not bound:
-            raise UsageError(
-                f"bench: {name!r} is bound to a target of its own ({drafter.target.name}); load all with one target=."
-            )
-    return bound
+    wanted = [drafter for drafter in listed(given) if drafter != PLAIN]
+    if "lookup" in exclude or "lookup" in map(row_name, wanted):
+        return bind("bench", wanted, target)
+    loaded, bound = bind("bench", [*wanted, "lookup"], target)
+    return {"lookup": loaded["lookup"], **loaded}, bound
 
 
 def _budgets(given: Any, drafters: Mapping[str, Drafter]) -> list[Budget]:
-    """The budgets every drafter runs at, without doubles."""
-    if given is None:
-        own = [drafter.budget for name, drafter in drafters.items() if name not in BASELINES]
-        return list(dict.fromkeys(own or [drafter.budget for drafter in drafters.values()]))
-    several = [given] if isinstance(given, str | int | Budget) else list(given)
-    if not several:
-        raise UsageError("bench: no budget was given; for example budget=['chain:4', 24], or leave it out.")
-    return list(dict.fromkeys(b if isinstance(b, Budget) else Budget.parse(str(b)) for b in several))
+    """The budgets every drafter runs at: those given, or the drafters' own, the baselines' only where they are all."""
+    own = [drafter.budget for name, drafter in drafters.items() if name not in BASELINES]
+    return budgets_of("bench", given, own or [drafter.budget for drafter in drafters.values()])
 
 
 def make_cells(drafters: Mapping[str, Drafter], budgets: Sequence[Budget]) -> list[Cell]:

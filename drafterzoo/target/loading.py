@@ -26,6 +26,12 @@ from drafterzoo.target.quiet import quiet_transformers
 from drafterzoo.target.target import Target
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+_OF_NO_ACCOUNT = (
+    ".masked_bias",
+    ".attn.bias",
+    ".attention.bias",
+    ".inv_freq",
+)  # constants that old versions saved among the weights
 _MASKABLE = ("sdpa", "eager", attention.NAME)  # the attention functions that take a prepared additive mask
 
 
@@ -140,21 +146,60 @@ def _source(name: str) -> str:
 
 
 def _load_model(source: str, name: str, revision: str | None, dtype: torch.dtype | str) -> Any:
-    options = {} if revision is None else {"revision": revision}
+    options: dict[str, Any] = {} if revision is None else {"revision": revision}
+    # Sizes that differ are asked for, since what transformers raises for them says neither which nor where.
+    options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True, **options)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **options)
     except SafetensorError as error:
         raise CheckpointError(f"{source}: the weights are damaged ({error}); fetch the model again.") from error
     except Exception as error:  # a config can be wrong in as many ways as architectures read it
         raise _explain(error, name, revision) from error
     model, info = loaded
+    _check_agreement(model, info, source)
+    return model
+
+
+def _check_agreement(model: Any, info: dict[str, Any], source: str) -> None:
+    """Raise CheckpointError when weights and config.json tell of two models: transformers would make up a third."""
+    kind = type(model).__name__
     missing = sorted(info["missing_keys"])
+    unlike = sorted(info["mismatched_keys"])
+    extra = sorted(key for key in info["unexpected_keys"] if not key.endswith(_OF_NO_ACCOUNT))
+    if unlike:
+        key, saved, made = unlike[0]
+        raise CheckpointError(
+            f"{source}: {len(unlike)} weights have other sizes than config.json says, {key!r} first, which is "
+            f"{list(saved)} and by config.json {list(made)}; the two do not belong together, fetch the model again."
+        )
     if missing:
         raise CheckpointError(
-            f"{source}: {len(missing)} weights are missing, {missing[0]!r} first, so this is not a whole "
-            f"{type(model).__name__}; give a causal LM saved with its output head."
+            f"{source}: {len(missing)} weights are missing, {missing[0]!r} first, so this is not a whole {kind}; give "
+            f"a causal LM saved with its output head, and the config.json it was saved with."
         )
-    return model
+    if extra:
+        raise CheckpointError(
+            f"{source}: {len(extra)} weights have no place in the {kind} of config.json, {_some(extra)}; restore the "
+            f"config.json that they were saved with (does it name too few layers?), or give load_target a loaded model."
+        )
+    if _tied_by_word_alone(model):
+        raise CheckpointError(
+            f"{source}: config.json says tie_word_embeddings, but the weights hold an output head of their own; set "
+            f"it to false there to use that head, or take the head out of the weights."
+        )
+
+
+def _some(keys: list[str]) -> str:
+    return ", ".join(map(repr, keys[:3])) + (", ..." if len(keys) > 3 else "")
+
+
+def _tied_by_word_alone(model: Any) -> bool:
+    """Whether the config ties the output head to the embedding, and what was loaded are two different matrices."""
+    said = getattr(model.config.get_text_config(), "tie_word_embeddings", False)
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    if not said or head is None or not getattr(model, "_tied_weights_keys", None):
+        return False
+    return head.weight is not table.weight and not torch.equal(head.weight, table.weight)
 
 
 def _explain(error: Exception, name: str, revision: str | None) -> UsageError:

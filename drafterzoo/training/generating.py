@@ -17,16 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from filelock import FileLock
 
-from drafterzoo.errors import CheckpointError, DataError, UsageError
+from drafterzoo.disk import check_file, unwritable, writing
+from drafterzoo.errors import DataError, UsageError
 from drafterzoo.generation import generate
+from drafterzoo.locks import waited_for
+from drafterzoo.parsing import parse_object
 from drafterzoo.progress import progress
 from drafterzoo.target.target import Target
 from drafterzoo.training.prompts import read_prompts
 from drafterzoo.training.recipe import GenerateSection
-from drafterzoo.training.rollouts import json_row
+from drafterzoo.training.rollouts import ADVICE
 
+ANOTHER_FILE = "free some space or choose another file"
+ANOTHER_ENTRY = "free some space, or name another file in [data] rollouts"
 _BEGINNING = b'{"source": "'  # of every line that is written here
 
 
@@ -44,7 +48,8 @@ def ensure_rollouts(section: GenerateSection, target: Target, path: Path) -> Non
     growing = path.with_name(f"{path.name}.{hashlib.sha256(settings.encode()).hexdigest()[:12]}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_name(f"{path.name}.lock")):
+        why = f"Another process is making {path}; waiting until it is done"
+        with waited_for(path.with_name(f"{path.name}.lock"), why):
             if path.exists():
                 return
             make_rollouts(
@@ -59,9 +64,7 @@ def ensure_rollouts(section: GenerateSection, target: Target, path: Path) -> Non
             )
             os.replace(growing, path)
     except OSError as error:
-        raise CheckpointError(
-            f"{path}: cannot be made ({error.strerror}); free some space, or name another file in [data] rollouts."
-        ) from error
+        raise unwritable(f"{path}:", error, ANOTHER_ENTRY) from error
 
 
 def make_rollouts(
@@ -84,7 +87,7 @@ def make_rollouts(
     on its place and the seed; nothing on where an earlier call stopped. look_ahead: so many tokens more of an answer
     that max_new_tokens cuts are kept apart, as `ahead_ids`: how far a drafter's last round went shows in them alone.
     Returns the counts of rows and new tokens.
-    Raises DataError when `path` holds something else, CheckpointError when it cannot be written.
+    Raises DataError when `path` holds something else, DiskError when it cannot be written.
     """
     if look_ahead < 0:
         raise UsageError(f"rollout: look_ahead={look_ahead}, expected 0 or more tokens, such as 8.")
@@ -95,6 +98,7 @@ def make_rollouts(
         )
     if not temperatures:
         raise UsageError("rollout: no temperature is given, expected at least one, such as 0.")
+    check_file(path, f"{path}:", ANOTHER_FILE)
     done = _answered(path)
     splits = _splits(len(prompts), held_out, seed)
     heat = [temperatures[i % len(temperatures)] for i in range(len(prompts))]
@@ -138,6 +142,15 @@ def make_rollouts(
     return {"rows": len(done) + len(left), "new_rows": len(left), "new_tokens": new_tokens}
 
 
+def check_output(path: Path) -> None:
+    """Raise, before anything is loaded, where rollouts cannot go: DiskError, or DataError for a file of something else.
+
+    A last line cut short by an interruption is cut off.
+    """
+    check_file(path, f"{path}:", ANOTHER_FILE)
+    _answered(path)
+
+
 def _splits(count: int, held_out: float, seed: int) -> list[str]:
     """Which prompts are held out: one in every block of 1 / held_out, at a place drawn by the seed.
 
@@ -173,7 +186,7 @@ def _answered(path: Path) -> set[tuple[str, float]]:
     whole = data[: data.rfind(b"\n") + 1]
     # Not splitlines(): a prompt may hold a line end of another kind, which JSON leaves as it is.
     lines = whole.split(b"\n")[:-1]
-    rows: list[dict[str, Any]] = [json_row(line, path, i) for i, line in enumerate(lines, 1)]
+    rows: list[dict[str, Any]] = [parse_object(line, f"{path}:{i}", ADVICE) for i, line in enumerate(lines, 1)]
     for number, row in enumerate(rows, 1):
         if not isinstance(row.get("prompt"), str) or "response_ids" not in row:
             raise DataError(
@@ -185,19 +198,15 @@ def _answered(path: Path) -> set[tuple[str, float]]:
         try:
             os.truncate(path, len(whole))
         except OSError as error:
-            raise CheckpointError(f"{path}: cannot be written ({error.strerror}); choose another file.") from error
+            raise unwritable(f"{path}:", error, ANOTHER_FILE) from error
     return {(row["prompt"], row.get("temperature", 0.0)) for row in rows}
 
 
 def _append(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    try:
+    with writing(f"{path}:", ANOTHER_FILE):
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "a", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-    except OSError as error:
-        raise CheckpointError(
-            f"{path}: cannot be written ({error.strerror}); free some space or choose another file."
-        ) from error

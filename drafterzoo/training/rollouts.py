@@ -8,7 +8,6 @@ drawn (`temperature`, `top_p`, `top_k`, `seed`, `request`), and `ahead_ids`, wha
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,9 @@ from typing import Any
 import attrs
 
 from drafterzoo.errors import DataError
-from drafterzoo.parsing import parse_json
+from drafterzoo.parsing import parse_object
+
+ADVICE = "mend or drop the line"  # of a file of rollouts
 
 
 @attrs.frozen
@@ -76,28 +77,13 @@ def read_rollouts(path: str | Path, vocab_size: int) -> Rollouts:
             f"`drafterzoo rollout`, or let a table [generate] in the recipe say how to make it."
         ) from error
     rows = [
-        _row(json_row(line, path, number), f"{path}:{number}", vocab_size)
+        _row(parse_object(line, f"{path}:{number}", ADVICE), f"{path}:{number}", vocab_size)
         for number, line in enumerate(data.split(b"\n"), 1)  # not splitlines(): texts may hold U+2028
         if line.strip()
     ]
     if not rows:
         raise DataError(f"{path}: holds no rollouts; make some with `drafterzoo rollout`.")
     return Rollouts(path, tuple(rows), hashlib.sha256(data).hexdigest())
-
-
-def json_row(line: bytes, path: Path, number: int) -> dict[str, Any]:
-    """One line as a JSON object. Raises DataError with file and line."""
-    try:
-        row = parse_json(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}:{number}: byte {error.start + 1} is not UTF-8; mend or drop the line.") from error
-    except json.JSONDecodeError as error:
-        raise DataError(
-            f"{path}:{number}: not a line of JSON ({error.msg} at column {error.colno}); mend or drop the line."
-        ) from error
-    if not isinstance(row, dict):
-        raise DataError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}.")
-    return row
 
 
 def _row(row: dict[str, Any], where: str, vocab_size: int) -> Rollout:

@@ -19,6 +19,7 @@ from torch import Tensor
 from drafterzoo import checkpoint
 from drafterzoo.budget import Budget
 from drafterzoo.catalogue import check_fingerprint
+from drafterzoo.disk import check_file, check_folder
 from drafterzoo.drafters.base import Drafter
 from drafterzoo.drafters.eagle3_body import Eagle3Body
 from drafterzoo.engine.coupling import collect, fit
@@ -29,7 +30,7 @@ from drafterzoo.registry import DRAFTERS, parse_spec
 from drafterzoo.target import load_target
 from drafterzoo.target.target import Target
 from drafterzoo.training.features import FeatureCache, OnlineFeatures, open_cache
-from drafterzoo.training.generating import ensure_rollouts
+from drafterzoo.training.generating import ANOTHER_ENTRY, ensure_rollouts
 from drafterzoo.training.objectives.ttt import TTT
 from drafterzoo.training.recipe import Recipe, build_recipe, read_recipe
 from drafterzoo.training.ridge import ridge_start
@@ -37,6 +38,7 @@ from drafterzoo.training.rollouts import Rollouts, expand_path, read_rollouts
 from drafterzoo.training.trainer import STATE, Say, Trainer
 from drafterzoo.training.vocabulary import coverage, frequent_ids
 
+ANOTHER_CACHE = 'free some space, or set features = "online" or another `cache` folder in the recipe\'s [data]'
 COUPLING_TOKENS = 32  # of each answer the coupled score is fitted on: many prompts say more than long answers
 OBJECTIVES: dict[str, type[TTT]] = {"ttt": TTT}
 
@@ -55,11 +57,13 @@ def train(
     """Train what the recipe says, or go on where an interrupted run of the same recipe stopped.
 
     recipe: a TOML file, a plain dict of the same shape, or a Recipe. out: the run's folder, runs/<name> by default.
-    Raises UsageError (recipe), DataError (rollouts, disk), CheckpointError.
+    Raises UsageError (recipe), DataError (rollouts), CheckpointError, DiskError.
     """
     recipe = _read(recipe)
     say = (lambda text: None) if quiet else (lambda text: console.print(text, soft_wrap=True))
     objective = build_objective(recipe)
+    folder = Path(out) if out else Path("runs") / (recipe.name or recipe.spec)
+    check_places(recipe, folder)
     if recipe.run.threads:
         torch.set_num_threads(recipe.run.threads)
     torch.manual_seed(recipe.run.seed)
@@ -67,7 +71,6 @@ def train(
     if recipe.generate is not None:
         ensure_rollouts(recipe.generate, target, expand_path(recipe.data.rollouts))
     rollouts = read_rollouts(recipe.data.rollouts, target.vocab_size)
-    folder = Path(out) if out else Path("runs") / (recipe.name or recipe.spec)
     begun = _begun(recipe, folder)
     drafter = build_drafter(recipe, target, rollouts, begun)
     if begun is not None and begun.parent != folder:
@@ -78,6 +81,17 @@ def train(
     trainer = Trainer(recipe, drafter, objective, rollouts, source, folder, say)
     with alone(folder):
         return _run(recipe, trainer, say)
+
+
+def check_places(recipe: Recipe, folder: Path) -> None:
+    """Raise DiskError, before hours are spent, for a place where the run will write and cannot."""
+    check_folder(folder, f"{folder}:", "free some space, or choose another --out")
+    rollouts = expand_path(recipe.data.rollouts)
+    if recipe.generate is not None and not rollouts.exists():
+        check_file(rollouts, f"{rollouts}:", ANOTHER_ENTRY)
+    if recipe.data.features != "online":
+        cache = expand_path(recipe.data.cache)
+        check_folder(cache, f"{cache}: the feature cache", ANOTHER_CACHE)
 
 
 def _begun(recipe: Recipe, folder: Path) -> Path | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor
 
 from drafterzoo.drafters.base import Drafter, UnrollBatch
-from drafterzoo.engine.contract import Committed, DraftState, Frontier, Offers
+from drafterzoo.engine.contract import REJECTED_ROWS, Committed, DraftState, Frontier, Offers
 from drafterzoo.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 class Wrapper(Drafter):
     """A drafter that holds another and passes everything on; a subclass overrides what it changes.
 
-    needs: capabilities the base must have ("recurrent", "context_rows"). Raises UsageError when it lacks one.
+    needs: capabilities the base must have ("recurrent", "context_rows"), and REJECTED_ROWS where features of rejected
+    draft nodes are kept. Raises UsageError when the base lacks one.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, base: Drafter, config: object) -> None:
-        missing = self.needs - base.capabilities
+        missing = self.needs - base.capabilities - {REJECTED_ROWS}
         if missing:
             raise UsageError(
                 f"{self.name!r} cannot wrap {base.spec!r}: it needs a drafter with {', '.join(sorted(missing))}, and "

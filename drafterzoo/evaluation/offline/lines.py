@@ -21,6 +21,7 @@ from typing import IO, Any, Self
 import attrs
 from filelock import FileLock, Timeout
 
+from drafterzoo.disk import unwritable, writing
 from drafterzoo.errors import DataError, UsageError
 from drafterzoo.evaluation.results import CONDITIONS, FORMAT_VERSION, ROUNDS, SUMMARY, write_json
 from drafterzoo.parsing import parse_json
@@ -88,9 +89,11 @@ class LinesFile:
     def __init__(self, directory: str | os.PathLike[str], conditions: Mapping[str, Any]) -> None:
         """Open the folder, or go on in it.
 
-        Raises UsageError when it holds something else, is in use or cannot be written; DataError for a broken line.
+        Raises UsageError when it holds something else or is in use, DiskError when it cannot be written, DataError for
+        a broken line.
         """
         self.directory = Path(directory)
+        self._what = f"{self.directory}: results"
         self.conditions: dict[str, Any] = json.loads(json.dumps(conditions))  # as a later call will read them
         self.done: list[Line] = []
         place, key = self.directory / CONDITIONS, key_of(self.conditions)
@@ -109,7 +112,7 @@ class LinesFile:
                 f"{self.directory}: another evaluation is writing there; wait for it, or name another with --out."
             ) from error
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise unwritable(self._what, error) from error
         try:
             if before:
                 self.conditions = before
@@ -119,48 +122,39 @@ class LinesFile:
             self._file: IO[str] = open(self.directory / LINES, "a", encoding="utf-8")  # noqa: SIM115  see __exit__
         except OSError as error:
             self._lock.release()
-            raise self._unwritable(error) from error
+            raise unwritable(self._what, error) from error
         except DataError:
             self._lock.release()
             raise
 
     def append(self, lines: Sequence[Line]) -> None:
-        """Add some lines and hand them to the operating system. Raises UsageError when that fails (a full disk)."""
+        """Add some lines and hand them to the operating system. Raises DiskError when that fails (a full disk)."""
         text = "".join(
             json.dumps(attrs.asdict(line), ensure_ascii=False, separators=(",", ":")) + "\n" for line in lines
         )
-        try:
+        with writing(self._what):
             self._file.write(text)
             self._file.flush()
-        except OSError as error:
-            raise self._unwritable(error) from error
         self.done += lines
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary, whole or not at all."""
-        try:
+        """Write the summary, whole or not at all. Raises DiskError."""
+        with writing(self._what):
             write_json(self.directory / SUMMARY, {"format_version": FORMAT_VERSION, **summary})
-        except OSError as error:
-            raise self._unwritable(error) from error
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         """Leave what there is; before the first line there is nothing, and the folder goes."""
-        self._file.close()
+        with suppress(OSError):  # what could not be written has been said when it was tried
+            self._file.close()
         self._lock.release()
         if not self.done:
-            for name in (LINES, CONDITIONS, LOCK):
-                (self.directory / name).unlink(missing_ok=True)
             with suppress(OSError):  # something else lies in it
+                for name in (LINES, CONDITIONS, LOCK):
+                    (self.directory / name).unlink(missing_ok=True)
                 self.directory.rmdir()
-
-    def _unwritable(self, error: OSError) -> UsageError:
-        return UsageError(
-            f"results cannot be written to {self.directory}: {error.strerror}; "
-            f"free some space or name another folder with --out."
-        )
 
 
 def _recorded(path: Path) -> dict[str, Any]:

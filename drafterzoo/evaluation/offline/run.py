@@ -18,9 +18,13 @@ import attrs
 import torch
 
 from drafterzoo.budget import Budget
+from drafterzoo.catalogue import composition
+from drafterzoo.disk import check_folder
 from drafterzoo.drafters.base import Drafter
+from drafterzoo.engine.replay import check_replayable, parts_of
 from drafterzoo.errors import DataError, UsageError
 from drafterzoo.evaluation.conditions import code, drafter_conditions, machine
+from drafterzoo.evaluation.contenders import bind, budgets_of, listed, row_name
 from drafterzoo.evaluation.offline.expected import expected_rounds
 from drafterzoo.evaluation.offline.lines import Line, LinesFile, key_of
 from drafterzoo.evaluation.offline.replay import integer_rounds
@@ -34,6 +38,7 @@ from drafterzoo.training.rollouts import expand_path, read_rollouts
 if TYPE_CHECKING:
     from rich.console import Group
 
+ROOT = Path("runs")  # of directories that nobody has named
 TOKENS_AT_ONCE = 4096  # padded tokens of a batch: bounds features, hidden states and masks
 AGREEING = 0.9  # of the first tokens looked at; rounding costs far less than this
 
@@ -89,10 +94,10 @@ def evaluate(
     Convention; the defaults count as the engine does. batch_size: rollouts computed together. out: the results
     directory, by default one under `runs` that the same call finds again; it goes on where it stopped.
 
-    Raises UsageError, DataError or CheckpointError before anything is computed, and DataError when the rollouts turn
-    out not to be the target's.
+    Raises UsageError, DataError, CheckpointError or DiskError before anything is computed; DataError when the rollouts
+    turn out not to be the target's, and DiskError when the disk fills up.
     """
-    names = [drafters] if isinstance(drafters, str | Drafter) else list(drafters)
+    given = listed(drafters)
     convention = Convention(start, boundary)  # type: ignore[arg-type]  # what it is for: refusing other words
     if rule not in ("match", "rejection"):
         raise UsageError(f"evaluate: rule is {rule!r}, expected 'match' or 'rejection'.")
@@ -101,7 +106,10 @@ def evaluate(
     file = expand_path(str(rollouts))
     if not file.is_file():  # said before anything is loaded
         raise DataError(f"{file}: no such file; make one with `drafterzoo rollout starter {file.name}`.")
-    loaded, bound = _bind(names, target)
+    _check_drafters(given)
+    place = Path(out) if out is not None else ROOT
+    check_folder(place, f"{place}: results")
+    loaded, bound = bind("evaluate", given, target)
     chosen = select(
         read_rollouts(file, bound.vocab_size),
         split=split,
@@ -122,56 +130,33 @@ def evaluate(
     return EvaluateResult(summary, directory)
 
 
-def default_directory(rollouts: Path, conditions: dict[str, Any], root: Path = Path("runs")) -> Path:
+def default_directory(rollouts: Path, conditions: dict[str, Any], root: Path = ROOT) -> Path:
     """`runs/evaluate-<rollouts>-<key>`: the same for the same conditions, so that the same call goes on."""
     return root / f"evaluate-{rollouts.stem}-{key_of(conditions)[:8]}"
 
 
-def _bind(given: Sequence[str | Drafter], target: Target | str | None) -> tuple[dict[str, Drafter], Target]:
-    """Drafters by the name of their rows, and the one target of all: the first one's, if none is given."""
-    from drafterzoo.catalogue import load
-
+def _check_drafters(given: Sequence[str | Drafter]) -> None:
+    """Raise UsageError for what there is nothing to evaluate of, and for what a text does not decide."""
     if not given:
         raise UsageError("evaluate: no drafter is given; name at least one, for example eagle3.1 or lookup.")
-    if target is None:
-        target = next((drafter.target for drafter in given if not isinstance(drafter, str)), None)
-    loaded: dict[str, Drafter] = {}
+    if "none" in given:
+        raise UsageError("evaluate: plain decoding ('none') drafts nothing to evaluate; its MAL is 1.")
     for one in given:
-        if one == "none":
-            raise UsageError("evaluate: plain decoding ('none') drafts nothing to evaluate; its MAL is 1.")
-        drafter = load(one, target) if isinstance(one, str) else one
-        name = one if isinstance(one, str) else one.spec
-        if name in loaded:
-            raise UsageError(
-                f"evaluate: two drafters are called {name!r}; give each once, or load them from different addresses."
-            )
-        target = target if isinstance(target, Target) else drafter.target
-        if drafter.target is not target:
-            raise UsageError(
-                f"evaluate: {name!r} is bound to {drafter.target.name}, the others to {target.name}; load all drafters "
-                f"with one target=."
-            )
-        loaded[name] = drafter
-    assert isinstance(target, Target)
-    return loaded, target
+        parts = composition(one) if isinstance(one, str) else parts_of(one)
+        check_replayable("evaluate", row_name(one), parts)
 
 
 def _budgets(given: Any, drafters: Sequence[Drafter], rule: Rule) -> list[Budget]:
     """The budgets every drafter is evaluated at, without doubles. Raises UsageError for trees under `rejection`."""
-    if given is None:
-        found = [Budget.chain(4)] if rule == "rejection" else [drafter.budget for drafter in drafters]
-    else:
-        several = [given] if isinstance(given, str | int | Budget) else list(given)
-        found = [b if isinstance(b, Budget) else Budget.parse(str(b)) for b in several]
-    if not found:
-        raise UsageError("evaluate: no budget was given; for example budget=['chain:4', 24], or leave it out.")
+    own = [Budget.chain(4)] if rule == "rejection" else [drafter.budget for drafter in drafters]
+    found = budgets_of("evaluate", given, own)
     for budget in found:
         if rule == "rejection" and budget != Budget.chain(budget.nodes):
             raise UsageError(
                 f"evaluate: rule 'rejection' counts the rounds of chains, and {budget} is a tree; give "
                 f"budget='chain:4', or rule='match'."
             )
-    return list(dict.fromkeys(found))
+    return found
 
 
 @attrs.define(eq=False)

@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from drafterzoo.errors import UsageError
+from drafterzoo.disk import check_folder, writing
 from drafterzoo.evaluation.report import definitions
 from drafterzoo.evaluation.report.canvas import LIGHT, Picture, check_matplotlib, render
 from drafterzoo.evaluation.report.collect import Collection, Comparison, Row, Section, Verdict, collect
@@ -54,8 +54,8 @@ def report(
     anything but the drafter get sections of their own. out: the report's folder, by default `report` inside the first
     directory; an older report there is replaced. definition: "vllm", "sglang", "eagle", "hass", "specforge" or
     "deepspec" adds τ as that project defines it, from the raw counters.
-    Raises UsageError (no results, an unknown definition, a folder that cannot be written, a missing extra) and
-    DataError (broken results, results of another format version), before anything is written.
+    Raises UsageError (no results, an unknown definition, a missing extra), DataError (broken results, or of another
+    format version) and DiskError (a folder that cannot be written), before anything is written.
     """
     check_matplotlib()
     check_jinja()
@@ -63,31 +63,18 @@ def report(
     wanted = definitions.find(definition) if definition is not None else None
     collection = collect([Path(directory) for directory in given], wanted)
     folder = Path(out) if out is not None else Path(given[0]) / "report"
-    _make(folder / FIGURES)
+    what = f"{folder}: the report"
+    check_folder(folder / FIGURES, what)
     pictures = batch_pictures(collection)
     for section in collection.sections:
         pictures += section_pictures(section)
-    try:
+    with writing(what):
+        (folder / FIGURES).mkdir(parents=True, exist_ok=True)
         inside, files = _figures(pictures, collection, folder / FIGURES, show_progress)
         for stale in {path for path in (folder / FIGURES).iterdir() if OURS.fullmatch(path.name)} - set(files):
             stale.unlink()  # of an older report: a figure that this page does not show
         write_whole(folder / PAGE, build(collection, inside).encode())
-    except OSError as error:
-        raise _unwritable(folder, error) from error
     return ReportResult(folder / PAGE, files, _summary(collection), collection.remarks)
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unwritable(folder.parent, error) from error
-
-
-def _unwritable(folder: Path, error: OSError) -> UsageError:
-    return UsageError(
-        f"report: {folder} cannot be written ({error.strerror}); free some space or name another folder with --out."
-    )
 
 
 def _figures(
