@@ -202,6 +202,7 @@ def catalogue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         "drafterzoo.catalogue",
         list_checkpoints=lambda glob=None: ["tiny-one"] if glob in (None, "tiny*") else [],
         checkpoint_folder=checkpoint_folder,
+        checkpoints_of=lambda drafter: ["tiny-one"] if drafter == "eagle3.1" else [],
         find=checkpoint_folder,
     )
     return folder
@@ -270,7 +271,7 @@ def test_show_names_what_is_damaged(catalogue: Path, capsys: pytest.CaptureFixtu
         assert main(["show", name]) == status
         return capsys.readouterr().err
 
-    assert "unknown checkpoint 'other'" in said(2, "other")
+    assert "nothing to show is named 'other'" in said(2, "other")
     weights = catalogue / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-4])

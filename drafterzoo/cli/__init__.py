@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # verb -> (where it lives, what `drafterzoo --help` says of it: the first line of that function's docstring)
 VERBS: dict[str, tuple[str, str]] = {
     "list": ("drafterzoo.cli.listing:listing", "List drafters, wrappers, formats, suites and checkpoints."),
-    "show": ("drafterzoo.cli.show:show", "Show a checkpoint or a suite."),
+    "show": ("drafterzoo.cli.show:show", "Show a drafter, a checkpoint or a suite."),
     "generate": ("drafterzoo.cli.generate:generate", "Answer a prompt, and draw the trees it was drafted with."),
     "bench": ("drafterzoo.cli.bench:bench", "Compare drafters with plain decoding on a suite of prompts."),
     "evaluate": ("drafterzoo.cli.evaluate:evaluate", "Count drafters' rounds on rollouts, without decoding."),

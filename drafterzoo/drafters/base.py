@@ -48,6 +48,9 @@ class UnrollBatch:
 class Drafter(nn.Module):
     """A drafter bound to a target. Subclasses set `name`, `Config`, `capabilities`, and fill in the contract.
 
+    For `drafterzoo show` they say more of themselves: the first line of the docstring; source, the paper or project the
+    method comes from; flags, defaults that differ from the config's; meanings, one line for each field of the config.
+
     Public attributes: target, spec (as typed), config (attrs-frozen), budget (what it is best used with), training
     (provenance, a plain dict).
     """
@@ -56,6 +59,9 @@ class Drafter(nn.Module):
     Config: ClassVar[type]
     capabilities: ClassVar[frozenset[str]] = frozenset()
     has_weights: ClassVar[bool] = True
+    source: ClassVar[str] = ""
+    flags: ClassVar[dict[str, Any]] = {}
+    meanings: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, config: Any, target: Target) -> None:
         super().__init__()
