@@ -369,8 +369,9 @@ def test_generate_draws_trees(asked: dict[str, Any], capsys: pytest.CaptureFixtu
         "├── ␣cat  90.5%  ✓",
         "│   └── ␣sat  60.7%  ✓",
         "└── ␣dog  13.5%",
+        "",
         "The cat sat.",
-    ]
+    ], "the answer stands apart, below the last tree"
 
 
 def test_generate_gives_json(asked: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
