@@ -237,6 +237,23 @@ def test_list_keeps_paths_whole_on_narrow_terminals(
     assert str(catalogue) in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("columns", [80, 50])
+def test_suites_are_listed_within_the_terminal(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from drafterzoo.registry import SUITES
+
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["list", "suites"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns
+    flowing = " ".join(" ".join(lines).split())
+    for name in SUITES:
+        suite = SUITES.get(name)
+        assert f" {name} {suite.description} {suite.count:,} prompts, " in flowing
+        assert f"; licence: {suite.licence}" in flowing and f"({suite.licence})" not in flowing
+
+
 def test_list_takes_a_kind_and_a_pattern(catalogue: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "drafters", "-m", "eagle*", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
