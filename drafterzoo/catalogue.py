@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,11 @@ def list_checkpoints(glob: str | None = None) -> list[str]:
     return [name for name in names if glob is None or fnmatch.fnmatch(name, glob)]
 
 
+def checkpoints_of(drafter: str) -> list[str]:
+    """Names of the checkpoints that come with drafterzoo and are of this drafter alone, for whatever target."""
+    return [name for name, config in _known_checkpoints().items() if config["spec"] == drafter]
+
+
 def checkpoint_folder(name: str) -> Path:
     """The folder of a checkpoint known by name. Raises UsageError with the nearest name."""
     names = list_checkpoints()
@@ -41,19 +47,18 @@ def checkpoint_folder(name: str) -> Path:
     return folder("model_cards") / name
 
 
-def find(name: str) -> Path:
-    """The folder that a checkpoint's name, a spec with a checkpoint for the embedded target, or `dir:path` stands for.
+def find(name: str) -> Path | None:
+    """The folder that a checkpoint's name, `dir:path`, or a spec with a checkpoint for the embedded target stands for.
 
-    Raises UsageError with the nearest names.
+    None for a spec that has none. Raises UsageError for one that names what nobody has registered.
     """
     if name.startswith("dir:"):
         return Path(os.path.expanduser(name.removeprefix("dir:")))
-    if name in list_checkpoints() or name not in DRAFTERS:
+    if name in list_checkpoints():
         return checkpoint_folder(name)
-    place = _checkpoint_of(parse_spec(name), None)
-    if place is None:
-        raise UsageError(f"{name!r} has no weights, so there is no checkpoint to show.")
-    return place
+    spec = parse_spec(name)
+    _check_names(spec)
+    return _fitting(spec, None, _known_checkpoints())
 
 
 def load(
@@ -185,20 +190,37 @@ def _checkpoint_of(spec: Spec, target: Target | str | None) -> Path | None:
 
     Raises UsageError when it has, and the catalogue holds none for this target.
     """
-    from drafterzoo import checkpoint
-
-    wanted = "+".join([spec.base, *(name for name, _ in spec.wrappers)])
-    known = {name: checkpoint.read_config(checkpoint_folder(name)) for name in list_checkpoints()}
-    fitting = [name for name, config in known.items() if config["spec"] == wanted and _names(target, config["target"])]
-    if fitting:
-        return checkpoint_folder(fitting[0])
+    known = _known_checkpoints()
+    fitting = _fitting(spec, target, known)
+    if fitting is not None:
+        return fitting
     if not DRAFTERS.get(spec.base).has_weights and not spec.wrappers:
         return None
     others = ", ".join(f"{name} ({config['spec']})" for name, config in known.items()) or "none"
     raise UsageError(
-        f"no checkpoint of {wanted!r} for {_called(target)} comes with drafterzoo (there is: {others}); "
+        f"no checkpoint of {_bare(spec)!r} for {_called(target)} comes with drafterzoo (there is: {others}); "
         f"train one with `drafterzoo train`, or load 'hub:org/name' or 'dir:path'."
     )
+
+
+def _known_checkpoints() -> dict[str, dict[str, Any]]:
+    """The catalogue's checkpoints and their configs."""
+    from drafterzoo import checkpoint
+
+    return {name: checkpoint.read_config(checkpoint_folder(name)) for name in list_checkpoints()}
+
+
+def _fitting(spec: Spec, target: Target | str | None, known: Mapping[str, dict[str, Any]]) -> Path | None:
+    """The first of the catalogue's checkpoints that is of this drafter and for this target."""
+    for name, config in known.items():
+        if config["spec"] == _bare(spec) and _names(target, config["target"]):
+            return checkpoint_folder(name)
+    return None
+
+
+def _bare(spec: Spec) -> str:
+    """A spec without its options."""
+    return "+".join([spec.base, *(name for name, _ in spec.wrappers)])
 
 
 def _called(target: Target | str | None) -> str:

@@ -52,8 +52,9 @@ def test_spec_name_and_folder_lead_to_the_same_drafter(asked: str, cards: Path, 
 def test_a_spec_finds_its_checkpoint_for_the_embedded_target(cards: Path) -> None:
     edit(cards / NAME, name=catalogue.EMBEDDED)
     assert catalogue.find("eagle3.1") == catalogue.find(NAME) == catalogue.find(f"dir:{cards / NAME}") == cards / NAME
-    with pytest.raises(UsageError, match="'lookup' has no weights"):
-        catalogue.find("lookup")
+    assert catalogue.find("lookup") is None and catalogue.find("eagle3") is None
+    with pytest.raises(UsageError, match="unknown drafter 'lokup'"):
+        catalogue.find("lokup")
 
 
 def test_a_glob_lists_checkpoints(cards: Path) -> None:

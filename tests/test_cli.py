@@ -202,6 +202,7 @@ def catalogue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         "drafterzoo.catalogue",
         list_checkpoints=lambda glob=None: ["tiny-one"] if glob in (None, "tiny*") else [],
         checkpoint_folder=checkpoint_folder,
+        checkpoints_of=lambda drafter: ["tiny-one"] if drafter == "eagle3.1" else [],
         find=checkpoint_folder,
     )
     return folder
@@ -234,6 +235,23 @@ def test_list_keeps_paths_whole_on_narrow_terminals(
     monkeypatch.setenv("COLUMNS", "30")
     assert main(["list", "checkpoints"]) == 0
     assert str(catalogue) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("columns", [80, 50])
+def test_suites_are_listed_within_the_terminal(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from drafterzoo.registry import SUITES
+
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["list", "suites"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns
+    flowing = " ".join(" ".join(lines).split())
+    for name in SUITES:
+        suite = SUITES.get(name)
+        assert f" {name} {suite.description} {suite.count:,} prompts, " in flowing
+        assert f"; licence: {suite.licence}" in flowing and f"({suite.licence})" not in flowing
 
 
 def test_list_takes_a_kind_and_a_pattern(catalogue: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -270,7 +288,7 @@ def test_show_names_what_is_damaged(catalogue: Path, capsys: pytest.CaptureFixtu
         assert main(["show", name]) == status
         return capsys.readouterr().err
 
-    assert "unknown checkpoint 'other'" in said(2, "other")
+    assert "nothing to show is named 'other'" in said(2, "other")
     weights = catalogue / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-4])
@@ -368,8 +386,9 @@ def test_generate_draws_trees(asked: dict[str, Any], capsys: pytest.CaptureFixtu
         "├── ␣cat  90.5%  ✓",
         "│   └── ␣sat  60.7%  ✓",
         "└── ␣dog  13.5%",
+        "",
         "The cat sat.",
-    ]
+    ], "the answer stands apart, below the last tree"
 
 
 def test_generate_gives_json(asked: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:

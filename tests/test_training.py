@@ -237,8 +237,8 @@ def test_features_read_in_half_precision_are_near_and_kept_apart(
     a, b, c = exact.document(1), near.document(1), online.document(1)
     for name in ("features", "hidden", "lse"):
         one, other = getattr(a, name), getattr(b, name)
-        assert 0 < float((one - other).norm() / one.norm()) < 0.03, name
-        assert float((other - getattr(c, name)).norm() / one.norm()) < 0.03, name
+        assert 0 < float((one - other).norm() / one.norm()) < 0.1, name
+        assert float((other - getattr(c, name)).norm() / one.norm()) < 0.1, name
     assert len([f for f in tmp_path.iterdir() if f.is_dir()]) == 2
 
 

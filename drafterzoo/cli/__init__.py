@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 # verb -> (where it lives, what `drafterzoo --help` says of it: the first line of that function's docstring)
 VERBS: dict[str, tuple[str, str]] = {
     "list": ("drafterzoo.cli.listing:listing", "List drafters, wrappers, formats, suites and checkpoints."),
-    "show": ("drafterzoo.cli.show:show", "Show a checkpoint or a suite."),
+    "show": ("drafterzoo.cli.show:show", "Show a drafter, a checkpoint or a suite."),
     "generate": ("drafterzoo.cli.generate:generate", "Answer a prompt, and draw the trees it was drafted with."),
     "bench": ("drafterzoo.cli.bench:bench", "Compare drafters with plain decoding on a suite of prompts."),
     "evaluate": ("drafterzoo.cli.evaluate:evaluate", "Count drafters' rounds on rollouts, without decoding."),
@@ -35,6 +36,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "train": ("drafterzoo.cli.train:train", "Train a drafter from a recipe."),
     "doctor": ("drafterzoo.cli.doctor:doctor", "Say what is installed, what it runs on, and what is broken."),
 }
+# verbs that, typed again as they were, go on where they were stopped
+GOES_ON = ("evaluate", "grid", "rollout", "train")
 # what is wrong with a path or the disk under it, not with us
 _OF_THE_DISK = {
     getattr(errno, name)
@@ -62,16 +65,17 @@ def build_app(typed: str | None = None) -> App:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         _soften_streams()
-        status = _run(list(sys.argv[1:] if arguments is None else arguments))
+        status = _run(words)
         if sys.stdout is not None:
             sys.stdout.flush()
         return status
     except DrafterzooError as error:
         return _complain(str(error), error.exit_status)
     except KeyboardInterrupt:
-        return _complain("interrupted.", 130)
+        return _complain(_interrupted(words), 130)
     except BrokenPipeError:
         # whoever read our output has gone (`| head`): nothing is left to say, and the final flush must not say it
         _abandon_stdout()
@@ -98,6 +102,13 @@ def _run(words: list[str]) -> int:
         said = " ".join(str(error).split()).rstrip(".")
         return _complain(f"{said}; see 'drafterzoo {verb + ' ' if verb else ''}--help'.", 2)
     return status if isinstance(status, int) else 0
+
+
+def _interrupted(words: list[str]) -> str:
+    """What is said of a Ctrl-C: for a verb that can be resumed, the command that does it."""
+    if not words or words[0] not in GOES_ON:
+        return "interrupted."
+    return f"interrupted; nothing that was finished is lost, go on with: {shlex.join(['drafterzoo', *words])}"
 
 
 def _soften_streams() -> None:

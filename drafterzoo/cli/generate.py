@@ -74,7 +74,7 @@ def generate(
     plain
         Decode without a drafter, through the same engine.
     show_tree
-        Draw every round's tree, the accepted path marked.
+        Draw every round's tree, the accepted path marked, and the answer below the last.
     threads
         CPU threads; changes speed alone.
     """
@@ -174,7 +174,7 @@ def follow(chunks: Iterable[Chunk], target: Target, *, quiet: bool, trees: bool)
                 root = _token(chunk.tokens[-1], target)
     finally:  # cut short, too: what is said next begins on a line of its own
         if not quiet:
-            print(answer.text if trees else "")
+            print(f"\n{answer.text}" if trees else "")
     return answer
 
 

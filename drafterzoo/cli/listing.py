@@ -60,14 +60,18 @@ def _entries(registry: Registry, match: str | None) -> dict[str, str]:
 
 
 def _suite(name: str) -> str:
-    """What a suite is, its number of prompts and licence, and whether its data is at hand."""
-    from drafterzoo.evaluation.suites import at_hand
-
+    """What a suite is, its number of prompts and licence, and whether its data is at hand, on one line."""
     suite = SUITES.get(name)
     size = f"{suite.count} prompts; " if suite.count else ""
     licence = f" ({suite.licence})" if suite.licence else ""
-    here = "at hand" if at_hand(name) else "on the Hub" if suite.hub else "not here"
-    return f"{here}; {size}{suite.description}{licence}"
+    return f"{_place(name)}; {size}{suite.description}{licence}"
+
+
+def _place(suite: str) -> str:
+    """Where a suite's data is."""
+    from drafterzoo.evaluation.suites import at_hand
+
+    return "at hand" if at_hand(suite) else "on the Hub" if SUITES.get(suite).hub else "not here"
 
 
 def _checkpoints(match: str | None) -> dict[str, str]:
@@ -82,11 +86,31 @@ def _print(found: dict[str, dict[str, str]], broken: dict[str, dict[str, str]]) 
     console = out()
     for kind, entries in found.items():
         console.print(Text(kind, style="bold"))
-        rows = [(Text(name, style="cyan"), origin) for name, origin in entries.items()]
-        rows += [(Text(name, style="red"), f"broken: {reason}") for name, reason in broken.get(kind, {}).items()]
-        width = max((len(name) for name, _ in rows), default=0)
-        for name, origin in rows:
-            name.pad_right(width - len(name))
-            console.print("  ", name, "  ", origin, sep="", markup=False, soft_wrap=True, highlight=False)
-        if not rows:
+        missing = [(name, f"broken: {reason}") for name, reason in broken.get(kind, {}).items()]
+        width = max((len(name) for name in [*entries, *dict(missing)]), default=0)
+        if kind == "suites":
+            _print_suites(list(entries), width)
+            entries = {}
+        for name, said, style in [*((n, o, "cyan") for n, o in entries.items()), *((n, r, "red") for n, r in missing)]:
+            shown = Text(name.ljust(width), style=style)
+            console.print("  ", shown, "  ", said, sep="", markup=False, soft_wrap=True, highlight=False)
+        if not width:
             console.print(Text("  none", style="dim"))
+
+
+def _print_suites(names: list[str], width: int) -> None:
+    """Each suite's name, and beside it what it is, then how large, where its data is, and its licence."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(min_width=width + 2, no_wrap=True)
+    table.add_column(overflow="fold")
+    for name in names:
+        suite = SUITES.get(name)
+        size = f"{suite.count:,} prompts, " if suite.count else ""
+        licence = f"; licence: {suite.licence}" if suite.licence else ""
+        about = Text(f"{suite.description}\n").append(f"{size}{_place(name)}{licence}", style="dim")
+        table.add_row(Text(f"  {name}", style="cyan"), about)
+    if names:
+        out().print(table)

@@ -1,4 +1,4 @@
-"""`drafterzoo show`: one checkpoint of the catalogue, read without torch; or a suite, which show_suite.py shows.
+"""`drafterzoo show`: a checkpoint, with the results on its card; show_drafter.py and show_suite.py show the others.
 
 Knows the names of a checkpoint's files and the header of a safetensors file; nothing of what the config means.
 """
@@ -7,43 +7,55 @@ from __future__ import annotations
 
 import json as jsonlib
 import math
+import re
 import struct
 from pathlib import Path
 from typing import Any
 
+from drafterzoo.cli.card_results import drawn, results_of
 from drafterzoo.cli.console import Json, out, print_json
+from drafterzoo.cli.show_drafter import drafter_facts, show_drafter
 from drafterzoo.cli.show_suite import show_suite
-from drafterzoo.errors import CheckpointError
+from drafterzoo.errors import CheckpointError, UsageError, suggest
 from drafterzoo.parsing import parse_json
-from drafterzoo.registry import SUITES
+from drafterzoo.registry import DRAFTERS, SUITES
 
 
 def show(name: str, /, *, data_dir: Path | None = None, json: Json = False) -> None:
-    """Show a checkpoint or a suite.
+    """Show a drafter, a checkpoint or a suite.
 
-    Example: `drafterzoo show eagle3.1-smollm2-135m`, or `drafterzoo show gsm8k`
+    Example: `drafterzoo show lookup`, `drafterzoo show eagle3.1-smollm2-135m`, or `drafterzoo show gsm8k`
 
-    Of a checkpoint: its config, its card and its sizes. Of a suite: what it is, and whether its data is at hand.
+    Of a drafter: what it is, its options, where it comes from. Of a checkpoint: its config, its sizes, and the results
+    on its card. Of a suite: what it is, and whether its data is at hand.
 
     Parameters
     ----------
     name
-        A name that `drafterzoo list checkpoints` or `drafterzoo list suites` gives, a spec that has a checkpoint
-        (`eagle3.1`), or `dir:path`.
+        A name that `drafterzoo list` gives, or `dir:path`. A drafter that has a checkpoint (`eagle3.1`) stands for it.
     data_dir
         Where to look for a suite's data. Default: $DRAFTERZOO_DATA, and the Hub's cache.
     """
     from drafterzoo import catalogue
 
-    if name in SUITES and name not in catalogue.list_checkpoints():
+    checkpoints = catalogue.list_checkpoints()
+    if name in SUITES and name not in checkpoints:
         return show_suite(name, data_dir, json)
+    base = re.split(r"[(+]", name)[0].strip()
+    if name not in checkpoints and not name.startswith("dir:") and base not in DRAFTERS:
+        _refuse(name, base, checkpoints)
     folder = catalogue.find(name)
+    if folder is None:
+        return show_drafter(base, json)
+    config, card = _config(folder), _card(folder)
     facts = {
         "name": name,
         "folder": str(folder),
-        "card": _card(folder),
+        "card": str(card) if card else None,
         "sizes": _sizes(folder),
-        "config": _config(folder),
+        "config": config,
+        "drafter": _drafter(config),
+        "results": results_of(card),
     }
     if json:
         print_json(facts)
@@ -51,8 +63,26 @@ def show(name: str, /, *, data_dir: Path | None = None, json: Json = False) -> N
         _print(facts)
 
 
-def _card(folder: Path) -> str | None:
-    return str(folder / "README.md") if (folder / "README.md").is_file() else None
+def _refuse(name: str, base: str, checkpoints: list[str]) -> None:
+    """Raise UsageError for what is neither drafter, checkpoint nor suite: the nearest name, or why it is broken."""
+    if base in DRAFTERS.broken():
+        DRAFTERS.get(base)
+    known = [*DRAFTERS, *checkpoints, *SUITES]
+    raise UsageError(
+        f"nothing to show is named {name!r}{suggest(name, known)}; `drafterzoo list` gives the names of drafters, "
+        f"checkpoints and suites, and 'dir:path' means a checkpoint's folder."
+    )
+
+
+def _drafter(config: dict[str, Any]) -> dict[str, Any] | None:
+    """What the drafter of a checkpoint says of itself; None where nobody has registered it."""
+    spec = config.get("spec")
+    base = re.split(r"[(+]", spec)[0] if isinstance(spec, str) else ""
+    return drafter_facts(base) if base in DRAFTERS else None
+
+
+def _card(folder: Path) -> Path | None:
+    return folder / "README.md" if (folder / "README.md").is_file() else None
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -104,8 +134,11 @@ def _print(facts: dict[str, Any]) -> None:
 
     console = out()
     console.print(Text(facts["name"], style="bold"))
-    console.print(Text(f"  folder  {facts['folder']}"), soft_wrap=True)
-    console.print(Text(f"  card    {facts['card'] or 'none'}"), soft_wrap=True)
+    drafter = facts["drafter"]
+    if drafter is not None:
+        console.print(Text(f"  drafter  {drafter['name']} ({drafter['source'] or drafter['what']})"), soft_wrap=True)
+    console.print(Text(f"  folder   {facts['folder']}"), soft_wrap=True)
+    console.print(Text(f"  card     {facts['card'] or 'none'}"), soft_wrap=True)
     for file, size in facts["sizes"].items():
         said = f"{size['bytes'] / 1e6:.1f} MB, {size['values'] / 1e6:.2f} M values in {size['tensors']} tensors"
         console.print(Text(f"  {file}  {said} ({', '.join(size['dtypes'])})"), soft_wrap=True)
@@ -114,3 +147,19 @@ def _print(facts: dict[str, Any]) -> None:
     console.print(Text("  config"))
     for line in jsonlib.dumps(facts["config"], indent=2, ensure_ascii=False).splitlines():
         console.print(Text(f"    {line}"), soft_wrap=True)
+    _print_results(facts)
+
+
+def _print_results(facts: dict[str, Any]) -> None:
+    """What was measured: in training, as the config holds it, and on the card, as it is written there."""
+    from rich.text import Text
+
+    console = out()
+    training = facts["config"].get("training")
+    taus = training.get("held_out_tau") if isinstance(training, dict) else None
+    for budget, tau in (taus if isinstance(taus, dict) else {}).items():
+        console.print(Text(f"  tau {tau:.2f} at {budget} on held-out prompts, when it was trained"), soft_wrap=True)
+    if facts["results"]:
+        console.print(Text("\nresults, as the card gives them\n", style="bold"))
+        for part in drawn(facts["results"]):
+            console.print(part)

@@ -35,8 +35,8 @@ def train(
     smollm2-rollouts.jsonl in the folder that the variable DRAFTERZOO_DATA names; where it is missing, the target makes
     it first, which takes hours on a CPU (`drafterzoo rollout` does the same beforehand).
 
-    Ctrl-C saves and exits with status 130; the same command goes on from there, bit for bit. The folder's `best` is a
-    checkpoint: `drafterzoo bench -d dir:runs/eagle3.1/best`.
+    Ctrl-C saves and exits with status 130; the same command goes on from there, bit for bit, also after a kill -9, and
+    does nothing when all is done. The folder's `best` is a checkpoint: `drafterzoo bench -d dir:runs/eagle3.1/best`.
 
     Parameters
     ----------
@@ -66,6 +66,13 @@ def train(
         print_json(result.summary)
         return status
     summary, best = result.summary, result.summary["best"]
+    if result.already:
+        tau = f", tau {best['tau']:.3f} at step {best['step']}" if best["step"] >= 0 else ""
+        print(
+            f"{result.directory}: already finished at step {summary['step']}; its best is "
+            f"'dir:{result.directory / 'best'}'{tau}; for another run give another --out, or delete this folder."
+        )
+        return status
     state = "finished" if summary["finished"] else "stopped; the same command goes on from here"
     print(f"{result.directory}: {state} at step {summary['step']} of {summary['of']}")
     if best["step"] >= 0:

@@ -50,6 +50,8 @@ class Drafter(nn.Module):
 
     needs: REJECTED_ROWS (engine/contract.py) where it keeps rows of rejected draft nodes; what a wrapper asks of its
     base, too.
+    For `drafterzoo show` they say more of themselves: the first line of the docstring; source, the paper or project the
+    method comes from; flags, defaults that differ from the config's; meanings, one line for each field of the config.
 
     Public attributes: target, spec (as typed), config (attrs-frozen), budget (what it is best used with), training
     (provenance, a plain dict).
@@ -60,6 +62,9 @@ class Drafter(nn.Module):
     capabilities: ClassVar[frozenset[str]] = frozenset()
     needs: ClassVar[frozenset[str]] = frozenset()
     has_weights: ClassVar[bool] = True
+    source: ClassVar[str] = ""
+    flags: ClassVar[dict[str, Any]] = {}
+    meanings: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, config: Any, target: Target) -> None:
         super().__init__()

@@ -7,6 +7,7 @@ text of each request; nothing of growth, verification or sampling.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import attrs
@@ -62,12 +63,17 @@ class LookupState:
 
 
 class Lookup(Drafter):
-    """Follows the latest and longest matches of the text's suffix; where they part, so does the tree."""
+    """Proposes what followed the same last tokens earlier in the text; where matches part, so does the tree."""
 
     name: ClassVar[str] = "lookup"
     Config: ClassVar[type] = LookupConfig
     capabilities: ClassVar[frozenset[str]] = frozenset()
     has_weights: ClassVar[bool] = False
+    source: ClassVar[str] = "prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding"
+    meanings: ClassVar[Mapping[str, str]] = {
+        "max_ngram": "the longest run of last tokens that is looked for earlier in the text",
+        "min_ngram": "the shortest run that counts as found",
+    }
 
     config: LookupConfig
 

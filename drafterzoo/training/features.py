@@ -1,13 +1,16 @@
 """The target's features of a set of rollouts, kept on disk so that every epoch need not run the target again.
 
 Knows how to read the target once, in batches of like length, and how to slice the result; nothing of drafters'
-networks or of losses. One folder per (target, rollouts, taps):
+networks or of losses. Stopped at any moment, even by kill -9, the making goes on after the last documents known to be
+whole. One folder per (target, rollouts, taps):
 
     features.f16  [N, T*H]   taps, concatenated in tap order
     hidden.f16    [N, H]     after the final norm: what the target's head reads
     argmax.i32    [N]        the target's greedy choice for the next token
     lse.f32       [N]        log-sum-exp of the target's logits, so that exp(logit - lse) is its probability
     index.json               what all of this was made from; written last, so that half a cache is never taken for whole
+    progress.json            until then: the same, and how many documents are whole, longest first
+    making.lock              held by the process that makes the cache; others wait for it
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,12 +31,16 @@ from torch import Tensor
 
 from drafterzoo import checkpoint
 from drafterzoo.errors import DataError
+from drafterzoo.locks import waited_for
 from drafterzoo.progress import progress
 from drafterzoo.target.target import Target
 from drafterzoo.training.rollouts import Rollouts
 
 _FILES = {"features.f16": np.float16, "hidden.f16": np.float16, "argmax.i32": np.int32, "lse.f32": np.float32}
+_INDEX, _PROGRESS, _LOCK = "index.json", "progress.json", "making.lock"
 _TOKENS_AT_ONCE = 4096
+_SECONDS_BETWEEN_SAVES = 10.0  # what a kill -9 costs at most; a Ctrl-C costs one batch
+
 Precision = Literal["float32", "bfloat16"]
 
 
@@ -148,7 +156,7 @@ def open_cache(
     root: Path,
     precision: Precision = "float32",
 ) -> FeatureCache:
-    """Open the cache for this target, these rollouts and taps, making it first if need be.
+    """Open the cache for this target, these rollouts and taps, making it first, or what is missing of it, if need be.
 
     Raises DataError when the disk has no room for it, naming the size needed.
     """
@@ -168,8 +176,9 @@ def open_cache(
         "argmax.i32": 0,
         "lse.f32": 0,
     }
-    if not (folder / "index.json").is_file():
-        _make(folder, identity, target, rollouts, taps, max_length, widths, precision)
+    if not (folder / _INDEX).is_file():
+        sequences = [row.ids[:max_length] for row in rollouts.rows]
+        _make(_Making(folder, identity, sequences, widths), target, taps, precision)
     return FeatureCache(folder, rollouts, max_length, widths)
 
 
@@ -201,19 +210,91 @@ def _room(path: Path, kind: type, shape: tuple[int, ...]) -> np.memmap:
     return np.memmap(path, dtype=kind, mode="r+" if path.stat().st_size else "w+", shape=shape)
 
 
-def _make(
-    folder: Path,
-    identity: dict[str, Any],
-    target: Target,
-    rollouts: Rollouts,
-    taps: tuple[int, ...],
-    max_length: int,
-    widths: dict[str, int],
-    precision: Precision,
-) -> None:
-    sequences = [row.ids[:max_length] for row in rollouts.rows]
-    offsets = np.concatenate([[0], np.cumsum([len(s) for s in sequences])]).astype(np.int64)
-    total = int(offsets[-1])
+class _Making:
+    """A cache on its way: its files, and how many documents of `order`, longest first, are whole in them.
+
+    `done` counts documents that are written; on disk `progress.json` follows it, never ahead of what is in the files.
+    """
+
+    def __init__(
+        self, folder: Path, identity: dict[str, Any], sequences: Sequence[Sequence[int]], widths: dict[str, int]
+    ) -> None:
+        self.folder, self.identity, self.sequences, self.widths = folder, identity, sequences, widths
+        self.offsets = np.concatenate([[0], np.cumsum([len(s) for s in sequences])]).astype(np.int64)
+        self.total = int(self.offsets[-1])
+        self.bytes = cache_bytes(self.total, widths)
+        self.order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]), reverse=True)
+        self.done = 0
+        self.maps: dict[str, np.memmap] = {}
+        self.saved = time.monotonic()
+
+    def open(self) -> None:
+        """Open what an earlier process left, or make room anew. Raises DataError when the disk has none."""
+        files = {
+            name: (self.folder / name, kind, _shape(self.total, self.widths[name])) for name, kind in _FILES.items()
+        }
+        self.done = self._known_whole(files)
+        if self.done:
+            self.maps = {name: np.memmap(path, kind, "r+", shape=shape) for name, (path, kind, shape) in files.items()}
+            return
+        (self.folder / _PROGRESS).unlink(missing_ok=True)  # it speaks of files that are about to be emptied
+        free = shutil.disk_usage(self.folder).free
+        if self.bytes > free * 0.95:
+            raise DataError(
+                f"{self.folder}: the feature cache needs {self.bytes / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; "
+                f'set features = "online" or another `cache` folder in the recipe\'s [data].'
+            )
+        self.maps = {name: _room(*file) for name, file in files.items()}
+
+    def _known_whole(self, files: Mapping[str, tuple[Path, type, tuple[int, ...]]]) -> int:
+        """How many documents an earlier process says are whole; 0 where its files are not there in full."""
+        try:
+            kept = json.loads((self.folder / _PROGRESS).read_text(encoding="utf-8"))
+            sizes = all(
+                path.stat().st_size == int(np.prod(shape)) * np.dtype(kind).itemsize
+                for path, kind, shape in files.values()
+            )
+            same = kept["identity"] == json.loads(json.dumps(self.identity))
+            done = int(kept["documents"])
+        except (OSError, ValueError, TypeError, KeyError):
+            return 0
+        return done if sizes and same and 0 < done <= len(self.order) else 0
+
+    def batches(self) -> Iterator[list[int]]:
+        """What is left to read: documents of like length, cut alike however often the making was stopped."""
+        while self.done < len(self.order):
+            several = max(1, _TOKENS_AT_ONCE // len(self.sequences[self.order[self.done]]))
+            yield self.order[self.done : self.done + several]
+
+    def write(self, batch: Sequence[int], read: dict[str, Tensor]) -> None:
+        """Write one batch into the files, and every few seconds say on disk that it is there."""
+        arrays = {name: value.to("cpu").numpy() for name, value in read.items()}
+        for row, i in enumerate(batch):
+            for name, array in arrays.items():
+                self.maps[name][self.offsets[i] : self.offsets[i + 1]] = array[row, : len(self.sequences[i])]
+        self.done += len(batch)
+        if time.monotonic() - self.saved >= _SECONDS_BETWEEN_SAVES:
+            self.save()
+
+    def save(self) -> None:
+        """Bring the files to disk, then the number of documents that are whole in them."""
+        for array in self.maps.values():
+            array.flush()
+        kept = {"identity": self.identity, "documents": self.done}
+        checkpoint.write_whole(self.folder / _PROGRESS, json.dumps(kept, indent=2).encode())
+        self.saved = time.monotonic()
+
+    def finish(self) -> None:
+        """Say on disk that the cache is whole."""
+        for array in self.maps.values():
+            array.flush()
+        checkpoint.write_whole(self.folder / _INDEX, json.dumps(self.identity, indent=2).encode())
+        (self.folder / _PROGRESS).unlink(missing_ok=True)
+
+
+def _make(making: _Making, target: Target, taps: tuple[int, ...], precision: Precision) -> None:
+    """Read the target until the cache is whole. Ctrl-C keeps what is there; another process's making is waited for."""
+    folder = making.folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -221,24 +302,21 @@ def _make(
             f'{folder}: the feature cache cannot be made ({error.strerror}); set features = "online" or another '
             f"`cache` folder in the recipe's [data]."
         ) from error
-    need, free = cache_bytes(total, widths), shutil.disk_usage(folder).free
-    if need > free * 0.95:
-        raise DataError(
-            f"{folder}: the feature cache needs {need / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; "
-            f'set features = "online" or another `cache` folder in the recipe\'s [data].'
-        )
-    maps = {name: _room(folder / name, kind, _shape(total, widths[name])) for name, kind in _FILES.items()}
-    order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]), reverse=True)
-    with progress(f"features of {total:,} rows, {need / 1e9:.1f} GB in {folder}", total) as advance:
-        while order:
-            several = max(1, _TOKENS_AT_ONCE // len(sequences[order[0]]))
-            batch, order = order[:several], order[several:]
-            read = read_batch(target, [sequences[i] for i in batch], taps, precision)
-            arrays = {name: value.to("cpu").numpy() for name, value in read.items()}
-            for row, i in enumerate(batch):
-                for name, array in arrays.items():
-                    maps[name][offsets[i] : offsets[i + 1]] = array[row, : len(sequences[i])]
-            advance(sum(len(sequences[i]) for i in batch))
-    for array in maps.values():
-        array.flush()
-    checkpoint.write_whole(folder / "index.json", json.dumps(identity, indent=2).encode())
+    waiting = f"{folder}: another process is making these features; waiting for it"
+    with waited_for(folder / _LOCK, waiting):
+        if (folder / _INDEX).is_file():  # another process has just made it
+            return
+        making.open()
+        title = f"features of {making.total:,} rows, {making.bytes / 1e9:.1f} GB in {folder}"
+        if making.done:
+            title += f", {making.done} of {len(making.order)} documents made before"
+        with progress(title, making.total) as advance:
+            advance(sum(len(making.sequences[i]) for i in making.order[: making.done]))
+            try:
+                for batch in making.batches():
+                    making.write(batch, read_batch(target, [making.sequences[i] for i in batch], taps, precision))
+                    advance(sum(len(making.sequences[i]) for i in batch))
+            except KeyboardInterrupt:
+                making.save()
+                raise
+        making.finish()

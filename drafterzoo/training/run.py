@@ -6,6 +6,7 @@ taken.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,22 +40,27 @@ from drafterzoo.training.trainer import STATE, Say, Trainer
 from drafterzoo.training.vocabulary import coverage, frequent_ids
 
 ANOTHER_CACHE = 'free some space, or set features = "online" or another `cache` folder in the recipe\'s [data]'
+FINISHED = "summary.json"  # written last of all
 COUPLING_TOKENS = 32  # of each answer the coupled score is fitted on: many prompts say more than long answers
 OBJECTIVES: dict[str, type[TTT]] = {"ttt": TTT}
 
 
 @attrs.frozen
 class TrainResult:
-    """What a run has come to: `summary` (plain values) and the run's folder, whose `best` is a loadable checkpoint."""
+    """What a run has come to: `summary` (plain values) and the run's folder, whose `best` is a loadable checkpoint.
+
+    already: it had been finished by an earlier call, and this one did nothing.
+    """
 
     summary: dict[str, Any]
     directory: Path
+    already: bool = False
 
 
 def train(
     recipe: str | Path | dict[str, Any] | Recipe, *, out: str | Path | None = None, quiet: bool = False
 ) -> TrainResult:
-    """Train what the recipe says, or go on where an interrupted run of the same recipe stopped.
+    """Train what the recipe says, or go on where an interrupted run of the same recipe stopped; a finished one is left.
 
     recipe: a TOML file, a plain dict of the same shape, or a Recipe. out: the run's folder, runs/<name> by default.
     Raises UsageError (recipe), DataError (rollouts), CheckpointError, DiskError.
@@ -64,6 +70,9 @@ def train(
     objective = build_objective(recipe)
     folder = Path(out) if out else Path("runs") / (recipe.name or recipe.spec)
     check_places(recipe, folder)
+    summary = finished_summary(recipe, folder)
+    if summary is not None:
+        return TrainResult(summary, folder, already=True)
     if recipe.run.threads:
         torch.set_num_threads(recipe.run.threads)
     torch.manual_seed(recipe.run.seed)
@@ -140,13 +149,38 @@ def _run(recipe: Recipe, trainer: Trainer, say: Say) -> TrainResult:
         say('no row has split "val": tau will not be measured, and `best` will be the last step')
     summary = trainer.train()
     if summary["finished"] and recipe.run.fit_coupling:
-        summary["coupling"] = couple(recipe, drafter.target, trainer.rollouts, folder / "best")
-        say(f"coupling weights {summary['coupling']} fitted on {recipe.run.fit_coupling} roots")
+        summary["coupling"] = couple(recipe, drafter.target, trainer.rollouts, folder / "best", say)
+    if summary["finished"]:
+        kept = {"recipe": _whole(recipe), "summary": summary}
+        checkpoint.write_whole(folder / FINISHED, json.dumps(kept, indent=2).encode())
     return TrainResult(summary, folder)
 
 
-def couple(recipe: Recipe, target: Target, rollouts: Rollouts, folder: Path) -> list[float]:
-    """Fit the coupled score of the checkpoint in `folder` on training prompts at temperature 1, and save it there."""
+def finished_summary(recipe: Recipe, folder: Path) -> dict[str, Any] | None:
+    """The summary of a run of exactly this recipe that has done all there is to do; None where something is left."""
+    try:
+        kept = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
+        same = kept["recipe"] == _whole(recipe)
+        summary = {**kept["summary"], "directory": str(folder)}
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return summary if same and (folder / "best" / checkpoint.CONFIG).is_file() else None
+
+
+def _whole(recipe: Recipe) -> dict[str, Any]:
+    """All of a recipe that may change what a run ends with, the decodes and fits after the last step among it."""
+    values = attrs.asdict(recipe)
+    for key in ("threads", "log_every", "save_every"):
+        values["run"].pop(key)
+    values.pop("generate")  # the file of rollouts that was trained on is there, however it was made
+    return json.loads(json.dumps(values))
+
+
+def couple(recipe: Recipe, target: Target, rollouts: Rollouts, folder: Path, say: Say) -> list[float]:
+    """Fit the coupled score of the checkpoint in `folder` on training prompts at temperature 1, and save it there.
+
+    Returns the weights: those it had where few roots or a drafter that knows little give one that is not above zero.
+    """
     saved = checkpoint.read(folder)
     drafter = DRAFTERS.get(str(saved.config["drafter"]["name"])).from_checkpoint(saved, target)
     rows = [rollouts.rows[i] for i in rollouts.split("train")]
@@ -159,9 +193,14 @@ def couple(recipe: Recipe, target: Target, rollouts: Rollouts, folder: Path) -> 
         max_new_tokens=COUPLING_TOKENS,
         limit=recipe.run.fit_coupling,
     )
-    fitted = fit(samples).coupling
+    fitted, roots = fit(samples).coupling, recipe.run.fit_coupling
+    if min(fitted.prior, fitted.noise) < 1e-4:  # they are kept to four places
+        kept = list(drafter.config.coupling)
+        say(f"coupling weights stay {kept}: a fit on {roots} roots gives none above zero; train longer, or on more")
+        return kept
     drafter.config = attrs.evolve(drafter.config, coupling=(round(fitted.prior, 4), round(fitted.noise, 4)))
     drafter.save_pretrained(folder)
+    say(f"coupling weights {list(drafter.config.coupling)} fitted on {roots} roots")
     return list(drafter.config.coupling)
 
 

@@ -7,6 +7,7 @@ out. A run is a folder:
     log.jsonl       one line per `log_every` steps and per decode
     last/           everything needed to go on bit by bit: state.pt, and the native checkpoint of the averaged weights
     best/           the native checkpoint with the best tau so far
+    summary.json    what the run has come to, and its recipe; written by run.py when nothing is left to do
 """
 
 from __future__ import annotations
@@ -286,7 +287,8 @@ class Trainer:
                 batch_size=1,
             )
             tau = float(result.tau)
-            better = tau > self.best["tau"]
+            gone = not (self.folder / "best" / checkpoint.CONFIG).is_file()  # deleted: what there is now is the best
+            better = gone or tau > self.best["tau"]
             if better:
                 self.best = {"tau": tau, "step": self.step, "seconds": round(self.trained_seconds, 1)}
                 self.record()

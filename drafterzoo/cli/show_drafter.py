@@ -1,0 +1,101 @@
+"""`drafterzoo show <drafter>`: what a drafter is, its options, what wrappers may rely on, how to come by weights.
+
+Knows what a drafter's class says of itself and the catalogue's names; loads no target and no weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from drafterzoo.cli.console import out, print_json
+from drafterzoo.registry import DRAFTERS
+
+INDENT = 16  # of what stands behind a key
+
+
+def show_drafter(name: str, json: bool) -> None:
+    """Print what a registered drafter says of itself."""
+    facts = drafter_facts(name)
+    if json:
+        print_json(facts)
+    else:
+        _print(facts)
+
+
+def drafter_facts(name: str) -> dict[str, Any]:
+    """A drafter as plain values. checkpoints: those of it that come with drafterzoo, for whatever target."""
+    from drafterzoo import catalogue
+    from drafterzoo.drafters.options import options_of
+
+    drafter = DRAFTERS.get(name)
+    return {
+        "name": name,
+        "what": (drafter.__doc__ or "").strip().partition("\n")[0],
+        "source": drafter.source,
+        "origin": DRAFTERS.origin(name),
+        "capabilities": sorted(drafter.capabilities),
+        "has_weights": drafter.has_weights,
+        "checkpoints": catalogue.checkpoints_of(name),
+        "options": [attrs.asdict(option) for option in options_of(drafter)],
+    }
+
+
+def _print(facts: dict[str, Any]) -> None:
+    from rich.text import Text
+
+    console = out()
+    console.print(Text(facts["name"], style="bold"))
+    _line("what", facts["what"])
+    _line("source", facts["source"])
+    _line("from", facts["origin"])
+    _line("capabilities", ", ".join(facts["capabilities"]) or "none")
+    _line("weights", _weights(facts))
+    if not facts["options"]:
+        return
+    _line("options", f"typed as {_typed(facts)}")
+    for option in facts["options"]:
+        default = "from the target" if option["given_by"] == "target" else repr(option["default"])
+        console.print(Text(f"    {option['name']}  ", style="cyan").append(f"[{default}]", style="dim"))
+        if option["meaning"]:
+            console.print(_hanging(option["meaning"], INDENT))
+
+
+def _line(key: str, text: str) -> None:
+    """A key and what belongs to it, which goes on under itself."""
+    from rich.table import Table
+    from rich.text import Text
+
+    if not text:
+        return
+    table = Table.grid(padding=0)
+    table.add_column(width=INDENT, no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row(Text(f"  {key}"), Text(text))
+    out().print(table)
+
+
+def _hanging(text: str, indent: int) -> Any:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    return Padding(Text(text), (0, 0, 0, indent))
+
+
+def _weights(facts: dict[str, Any]) -> str:
+    if not facts["has_weights"]:
+        return f"none: `drafterzoo generate -d {facts['name']}` drafts for any target"
+    if facts["checkpoints"]:
+        return ", ".join(facts["checkpoints"])
+    return (
+        "no checkpoint of it comes with drafterzoo: train one with `drafterzoo train`, or name one as "
+        "'hub:org/name' or 'dir:path'"
+    )
+
+
+def _typed(facts: dict[str, Any]) -> str:
+    """Up to two options as they are written behind the drafter's name."""
+    settable = [option for option in facts["options"] if option["given_by"] == "drafter"][:2]
+    given = ", ".join(f"{option['name']}={option['default']!r}" for option in settable)
+    return f"{facts['name']}({given})" if given else f"{facts['name']}(option=value)"
