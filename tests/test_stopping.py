@@ -64,10 +64,10 @@ def counting(monkeypatch: pytest.MonkeyPatch, then: Callable[[int], None] = lamb
     """Note the lengths of every batch that the target reads; `then` is called before it does, with its number."""
     read, batches = features.read_batch, []
 
-    def noted(target: Target, sequences: Any, taps: tuple[int, ...]) -> Any:
+    def noted(target: Target, sequences: Any, *how: Any) -> Any:
         then(len(batches) + 1)
         batches.append([len(ids) for ids in sequences])
-        return read(target, sequences, taps)
+        return read(target, sequences, *how)
 
     monkeypatch.setattr(features, "read_batch", noted)
     return batches
