@@ -13,10 +13,10 @@ PARTS_TRIED = 8
 def short_names(names: Iterable[str], longest: int) -> dict[str, str]:
     """Every name with what stands for it: at most about `longest` characters, and unlike that of any other name.
 
-    Of `dir:runs/hass/best` the end tells most, `best`, or `hass/best` beside another that ends alike.
+    Of `dir:runs/2026/hass/best` the end tells most: `hass/best`, or more of it beside another that ends alike.
     """
     every = list(dict.fromkeys(names))
-    for parts in range(1, PARTS_TRIED + 1):
+    for parts in range(2, PARTS_TRIED + 1):
         short = {name: name if len(name) <= longest else _cut(_end(name, parts), longest) for name in every}
         if len(set(short.values())) == len(every):
             return short

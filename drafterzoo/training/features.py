@@ -204,7 +204,7 @@ def _make(
         )
     maps = {name: _room(folder / name, kind, _shape(total, widths[name])) for name, kind in _FILES.items()}
     order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]), reverse=True)
-    with progress(f"features of {total:,} rows, {need / 1e9:.1f} GB in {folder}", total) as advance:
+    with progress(f"features of {total:,} rows, {need / 1e9:.1f} GB in {folder}", total, "rows") as advance:
         while order:
             several = max(1, _TOKENS_AT_ONCE // len(sequences[order[0]]))
             batch, order = order[:several], order[several:]
