@@ -25,6 +25,7 @@ from drafterzoo.evaluation.report.canvas import DARK, LIGHT, _apart, recoloured
 from drafterzoo.evaluation.report.collect import collect
 from drafterzoo.evaluation.report.definitions import DEFINITIONS, find
 from drafterzoo.evaluation.report.figures import batch_pictures, section_pictures
+from drafterzoo.evaluation.report.panels import brief_budget
 from drafterzoo.evaluation.report.verdicts import judged
 from drafterzoo.evaluation.results import ResultsWriter, read
 from drafterzoo.evaluation.summary import summarise
@@ -495,6 +496,12 @@ def test_failures_that_cannot_be_read_are_said(tmp_path, capsys):
     folder = failing_grid(tmp_path / "grid")
     (folder / "failures.json").write_text('{"format_version": 1, "failures": [{"cell": "x"}]}')
     assert "failures.json: expected failures, each with table, cell and reason" in refused(capsys, folder)[1]
+
+
+def test_budgets_of_other_widths_are_named_briefly_in_figures():
+    assert brief_budget("nodes=16,depth=6,grow=3,offer=6") == "tree:16 6·3·6"
+    assert brief_budget("nodes=16,depth=6,grow=3,offer=6,reconsider=2") == "tree:16 6·3·6·2"
+    assert brief_budget(str(Budget.tree(8))) == "tree:8" and brief_budget("chain:4") == "chain:4"
 
 
 def test_the_dark_page_has_the_light_one_s_pictures_in_its_own_colours():

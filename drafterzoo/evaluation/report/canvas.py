@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 WIDTH = 4.6  # inches: one panel, still legible when a phone shows it at 320 pixels
 LONGEST_NAME = 21  # characters of a drafter's name that fit beside a panel; the tables show all
+LEGEND_WIDTH = 54  # characters of a legend's line, each name with four for its marker and the gap
 MARKERS = "osD^vP*Xp<>h"
 
 
@@ -206,9 +207,10 @@ def key(canvas: Canvas, entries: Sequence[tuple[str, str, str]]) -> None:
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], color=colour, marker=marker, linestyle="", markersize=7) for _, colour, marker in entries]
+    longest = 4 + max(len(name) for name, _, _ in entries)
     legend = canvas.axes.legend(
         handles, [name for name, _, _ in entries], loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.2,
-        ncols=min(3, len(entries)), frameon=False, handletextpad=0.2, columnspacing=1.2, fontsize=9,
+        ncols=min(len(entries), max(1, LEGEND_WIDTH // longest)), frameon=False, handletextpad=0.2, columnspacing=1.2, fontsize=9,
     )  # fmt: skip
     for text, (_, colour, _) in zip(legend.get_texts(), entries, strict=True):
         text.set_color(canvas.theme.ink if colour == canvas.theme.parts[-1] else colour)

@@ -15,6 +15,7 @@ from drafterzoo.evaluation.report.panels import (
     LINE,
     Ranked,
     against_budget,
+    brief_budget,
     by_depth,
     curves_told,
     largest_budgets,
@@ -111,7 +112,7 @@ def _depths(section: Section, budget: str, what: str) -> Picture:
     """Share of rounds that got to each depth (survival), or past it once there (conditional)."""
     lines = {row.name: row.figures[what] for row in section.drafted if row.figures["budget"] == budget}
     survival = what == "survival"
-    title = f"{'Survival' if survival else 'Conditional acceptance'} by depth, {short_budget(budget)}"
+    title = f"{'Survival' if survival else 'Conditional acceptance'} by depth, {brief_budget(budget)}"
     caption = (
         "Share of all rounds that committed at least that many drafts; the shares add up to the accepted drafts."
         if survival
@@ -212,7 +213,7 @@ def _categories(section: Section, budget: str) -> Picture:
         f"{name}: " + ", ".join(f"{kind} {number(value)}" for kind, value in zip(kinds, each, strict=True))
         for name, each in values.items()
     )
-    title = f"Speed-up by kind of prompt, {short_budget(budget)}"
+    title = f"Speed-up by kind of prompt, {brief_budget(budget)}"
     file = f"{section.number}-categories-{plain_word(short_budget(budget))}"
     caption = "Each over plain decoding on the same prompts. Plain decoding is 1."
     return Picture(
@@ -242,7 +243,7 @@ def _batches(sections: Sequence[Section], budget: str) -> Picture:
         axes.set_ylabel("speed-up over plain")
         name_ends(canvas, ends)
 
-    title = f"Speed-up against batch size, {short_budget(budget)}"
+    title = f"Speed-up against batch size, {brief_budget(budget)}"
     said = "; ".join(
         f"{name}: " + ", ".join(f"batch {size} {interval(ratio)}" for size, ratio in points)
         for name, points in lines.items()
@@ -258,7 +259,7 @@ def _batches(sections: Sequence[Section], budget: str) -> Picture:
 
 
 def _long_name(row: Row, brief: Callable[[str], str]) -> str:
-    return "plain" if row.plain else f"{brief(row.name)} {short_budget(row.figures['budget'])}"
+    return "plain" if row.plain else f"{brief(row.name)} {brief_budget(row.figures['budget'])}"
 
 
 def _batch_size(section: Section) -> int:

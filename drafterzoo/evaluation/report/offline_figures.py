@@ -14,6 +14,7 @@ from drafterzoo.evaluation.report.panels import (
     Draw,
     Ranked,
     against_budget,
+    brief_budget,
     by_depth,
     curves_told,
     largest_budgets,
@@ -71,12 +72,12 @@ def _curve(section: OfflineSection, entries: Sequence[Ranked]) -> Picture:
 def _at_least(section: OfflineSection, budget: str, lines: Mapping[str, Sequence[float | None]]) -> Picture:
     caption = "Of all rounds, the share that committed at least so many tokens, the target's own included."
     draw = by_depth(lines, "tokens committed, at least", "of all rounds")
-    title, file = f"Rounds by tokens committed, {short_budget(budget)}", f"atleast-{plain_word(short_budget(budget))}"
+    title, file = f"Rounds by tokens committed, {brief_budget(budget)}", f"atleast-{plain_word(short_budget(budget))}"
     return _picture(section, file, title, caption, f"At least 1, 2, ... {told(lines)}", 2.9, draw)
 
 
 def _acceptance(section: OfflineSection, budget: str, lines: Mapping[str, Sequence[float | None]]) -> Picture:
     caption = "Of the rounds that got to a position, the share that committed one token more."
     draw = by_depth(lines, "position in the draft", "of rounds that got there")
-    title, file = f"Acceptance by position, {short_budget(budget)}", f"acceptance-{plain_word(short_budget(budget))}"
+    title, file = f"Acceptance by position, {brief_budget(budget)}", f"acceptance-{plain_word(short_budget(budget))}"
     return _picture(section, file, title, caption, f"Position 1 onwards. {told(lines)}", 2.9, draw)

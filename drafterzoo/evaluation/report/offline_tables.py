@@ -13,7 +13,6 @@ from drafterzoo.evaluation.report import offline
 from drafterzoo.evaluation.report.offline import OfflineRow, OfflineSection
 from drafterzoo.evaluation.report.tabulate import (
     LABELS,
-    NOTHING,
     Cell,
     Column,
     Table,
@@ -29,6 +28,7 @@ from drafterzoo.evaluation.report.tabulate import (
     verdict_cell,
     withdrawn_note,
 )
+from drafterzoo.evaluation.tables import NOTHING
 
 
 def leaderboard(section: OfflineSection) -> Table:

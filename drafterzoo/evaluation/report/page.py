@@ -135,7 +135,7 @@ def heading(section: Section) -> str:
 def _title(collection: Collection) -> str:
     asked = [section.conditions["suite"]["name"] for section in collection.sections]
     counted = [section.conditions["rollouts"]["name"] for section in collection.offline]
-    every = [section.conditions["target"]["name"] for section in (*collection.sections, *collection.offline)]
+    every = [run.conditions["target"]["name"] for run in collection.every_run]
     return f"Drafters on {', '.join(dict.fromkeys(asked + counted))}, target {', '.join(dict.fromkeys(every))}"
 
 

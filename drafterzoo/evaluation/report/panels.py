@@ -53,7 +53,7 @@ def ranked(entries: Sequence[Ranked], unit: str, xlabel: str) -> Draw:
         for entry in entries:
             if entry.budget != budget:
                 budget = entry.budget
-                axes.text(0, place, short_budget(budget), transform=edge(axes), weight="bold", va="center", ha="right")
+                axes.text(0, place, brief_budget(budget), transform=edge(axes), weight="bold", va="center", ha="right")
                 place += 1
             if entry.ratio["value"] is not None:
                 whisker(canvas, entry.name, entry.ratio, place)
@@ -166,6 +166,12 @@ def shape(text: str) -> str:
     if short_budget(text).startswith("tree:"):
         return "tree"
     return f"tree {budget.depth}·{budget.grow}·{budget.offer}" + (f"·{budget.reconsider}" if budget.reconsider else "")
+
+
+def brief_budget(text: str) -> str:
+    """A budget as figures name it: `tree:16 6·3·6` where the widths (depth, grow, offer) are not the default ones."""
+    form = shape(text)
+    return f"tree:{Budget.parse(text).nodes} {form.removeprefix('tree ')}" if "·" in form else short_budget(text)
 
 
 def told(lines: Mapping[str, Sequence[float | None]]) -> str:
