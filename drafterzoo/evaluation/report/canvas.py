@@ -210,7 +210,8 @@ def key(canvas: Canvas, entries: Sequence[tuple[str, str, str]]) -> None:
     longest = 4 + max(len(name) for name, _, _ in entries)
     legend = canvas.axes.legend(
         handles, [name for name, _, _ in entries], loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.2,
-        ncols=min(len(entries), max(1, LEGEND_WIDTH // longest)), frameon=False, handletextpad=0.2, columnspacing=1.2, fontsize=9,
+        ncols=min(len(entries), max(1, LEGEND_WIDTH // longest)), frameon=False, handletextpad=0.2, columnspacing=1.2,
+        fontsize=9,
     )  # fmt: skip
     for text, (_, colour, _) in zip(legend.get_texts(), entries, strict=True):
         text.set_color(canvas.theme.ink if colour == canvas.theme.parts[-1] else colour)
