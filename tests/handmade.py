@@ -6,6 +6,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
+from drafterzoo.evaluation.offline.lines import Line, LinesFile
 from drafterzoo.evaluation.results import Record, ResultsWriter
 
 CONDITIONS: dict[str, Any] = {
@@ -75,4 +76,59 @@ def write(folder: Path, some: list[Record] | None = None, made: dict[str, Any] |
     with ResultsWriter(folder, made or conditions()) as writer:
         for one in records() if some is None else some:
             writer.append(one)
+    return folder
+
+
+EVALUATED: dict[str, Any] = {
+    "kind": "evaluate",
+    "target": {"name": "tiny", "revision": None, "dtype": "float32", "packed": False},
+    "rollouts": {
+        "name": "r.jsonl", "sha256": "cd", "split": None, "limit": None, "rows": 2, "prompts": 2, "seen_in_training": 0,
+        "noise_known": True,
+    },
+    "sampling": {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "coupled": True, "rule": "match"},
+    "convention": {"start": "prefill", "boundary": "last"},
+    "run": {"batch_size": 16},
+    "machine": CONDITIONS["machine"],
+    "code": CONDITIONS["code"],
+    "date": CONDITIONS["date"],
+}  # fmt: skip
+
+# per rollout, the tokens that each round commits; the last round of the first went one token beyond the limit
+COUNTED = {0: [3, 3, 1], 1: [2, 3]}
+
+
+def evaluation_conditions(drafters: tuple[str, ...] = ("good", "poor"), **changes: Any):
+    """Conditions of an evaluation with some fields changed."""
+    made = copy.deepcopy(EVALUATED)
+    for key, value in changes.items():
+        section, _, field = key.partition("__")
+        made[section][field] = value
+    return {**made, "drafters": {name: {"spec": name} for name in drafters}, "budgets": ["chain:2"]}
+
+
+def lines(drafters: tuple[str, ...] = ("good", "poor"), smoothed: float | None = None) -> list[Line]:
+    """What `good` and `poor` need for two answers of 7 and 5 tokens; poor commits one token a round."""
+    made = []
+    for rollout, counted in COUNTED.items():
+        for drafter in drafters:
+            emitted = [1] * sum(counted) if drafter == "poor" else counted
+            opened = drafter == "good" and rollout == 0
+            committed = [*emitted[:-1], emitted[-1] + opened]
+            made.append(
+                Line(
+                    cell=f"{drafter}@chain:2", drafter=drafter, budget="chain:2", rollout=rollout,
+                    prompt=f"p{rollout}", category="toy", tokens=sum(emitted), rounds=len(emitted),
+                    at_least=[sum(e >= j for e in emitted) for j in (1, 2, 3)], smoothed=smoothed, open=opened,
+                    accepted=[c - 1 for c in committed], committed=committed, emitted=emitted,
+                    nodes=[2] * len(emitted), forwards=[2] * len(emitted), rows=[2] * len(emitted),
+                )
+            )  # fmt: skip
+    return made
+
+
+def write_evaluation(folder: Path, some: list[Line] | None = None, made: dict[str, Any] | None = None) -> Path:
+    """A results directory of an evaluation without a summary."""
+    with LinesFile(folder, made or evaluation_conditions()) as file:
+        file.append(lines() if some is None else some)
     return folder

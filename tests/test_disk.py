@@ -95,7 +95,7 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in ("target", "target.loading", "evaluation.grid", "training.run"):
         monkeypatch.setattr(f"drafterzoo.{module}.load_target", load)
-    monkeypatch.setattr("drafterzoo.evaluation.report.write.section_pictures", load)
+    monkeypatch.setattr("drafterzoo.evaluation.report.page.section_pictures", load)
 
 
 @pytest.mark.parametrize("trouble", ["in the way", "full"])

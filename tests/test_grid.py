@@ -17,7 +17,7 @@ from filelock import FileLock
 from drafterzoo.cli import main
 from drafterzoo.drafters.lookup import Lookup
 from drafterzoo.errors import CheckpointError, DataError, UsageError
-from drafterzoo.evaluation import grid_folder
+from drafterzoo.evaluation import grid_folder, grid_summary
 from drafterzoo.evaluation.grid import grid
 from drafterzoo.evaluation.results import read
 from drafterzoo.registry import DRAFTERS
@@ -234,6 +234,17 @@ def test_a_drafter_that_cannot_be_loaded_is_a_failure_of_its_cells(single, tmp_p
     with pytest.raises(CheckpointError, match="no such folder"):
         grid({**mine, "exclude": ["lookup"]}, out=tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_progress_names_the_cell_and_the_table(recipe, tmp_path, monkeypatch, capsys):
+    from drafterzoo import progress
+
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)  # every line
+    result = grid(recipe, out=tmp_path / "out", show_progress=True)
+    said = capsys.readouterr().err
+    assert "; lookup(max_ngram=2) tree:5 on p, T=0, batch size 1, prompt 8 of 8\n" in said
+    assert "; plain decoding on p, T=1, batch size 4, prompts 5 to 8 of 8" in said and " left; " in said
+    assert "ms per\nround" in grid_summary.grids(result.summary)[-1].columns
 
 
 def test_where_decodes_a_part_and_the_rest_may_follow(whole, recipe, tmp_path):

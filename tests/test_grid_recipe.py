@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -229,6 +230,31 @@ def test_every_shipped_recipe_passes_a_dry_run(path, tmp_path, monkeypatch, caps
         assert plan["target"] == "smollm2-135m"
     else:
         assert plan["total"]["seconds"] > 3600 and not (tmp_path / "nothing").exists()
+
+
+def test_a_dry_run_names_the_suites_that_are_missing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("DRAFTERZOO_DATA", str(tmp_path))
+    path = tmp_path / "two.toml"
+    path.write_text('drafters = ["lookup"]\nbudgets = ["chain:2"]\nsuites = ["starter", "gsm8k"]\n')
+    assert main(["grid", str(path), "--dry-run"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "missing: suite 'gsm8k' needs the file gsm8k.jsonl" in said and f"which is not in {tmp_path}" in said
+    assert "the grid will ask the Hub for it (openai/gsm8k)." in said and "missing: suite 'starter'" not in said
+    assert main(["grid", str(path), "--dry-run", "--json"]) == 0
+    tables = json.loads(capsys.readouterr().out)["tables"]
+    assert [table["suite_missing"] for table in tables] == [False, True]
+
+
+@pytest.mark.parametrize("words", [["bench", "--suite", "gsm8k"], ["grid", "two.toml"]])
+def test_a_suite_that_is_not_here_is_a_failure_that_names_its_file(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("drafterzoo.evaluation.suite_hub._resolves", lambda: False)
+    monkeypatch.setenv("DRAFTERZOO_DATA", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    Path("two.toml").write_text('drafters = ["lookup"]\nbudgets = ["chain:2"]\nsuites = ["starter", "gsm8k"]\n')
+    assert main(words) == 1
+    said = capsys.readouterr().err
+    assert "suite 'gsm8k' needs the file gsm8k.jsonl" in said and "the Hub (openai/gsm8k) cannot be reached" in said
+    assert "--data-dir" in said and "Traceback" not in said and not list(Path().glob("runs/*"))
 
 
 def test_the_dry_run_is_readable(capsys, tmp_path, monkeypatch):

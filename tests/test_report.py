@@ -16,14 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import drafterzoo
+from drafterzoo.budget import Budget
 from drafterzoo.cli import main
 from drafterzoo.errors import DataError, UsageError
 from drafterzoo.evaluation import statistics
-from drafterzoo.evaluation.report import tabulate
-from drafterzoo.evaluation.report.canvas import DARK, LIGHT, _apart
+from drafterzoo.evaluation.report import offline_tables, tabulate
+from drafterzoo.evaluation.report.canvas import DARK, LIGHT, _apart, recoloured
 from drafterzoo.evaluation.report.collect import collect
 from drafterzoo.evaluation.report.definitions import DEFINITIONS, find
 from drafterzoo.evaluation.report.figures import batch_pictures, section_pictures
+from drafterzoo.evaluation.report.panels import brief_budget
+from drafterzoo.evaluation.report.verdicts import judged
 from drafterzoo.evaluation.results import ResultsWriter, read
 from drafterzoo.evaluation.summary import summarise
 
@@ -147,14 +150,12 @@ def test_gaps_of_a_stored_summary_are_kept(tmp_path):
 
 def test_corrected_comparisons_are_withdrawn():
     ratio = statistics.PairedRatio(1.1, 1.02, 1.2, 1.0, 1.2, 40)
-    from drafterzoo.evaluation.report.collect import _judged
-
-    (alone,) = _judged([(ratio, 0.03)])
+    (alone,) = judged([(ratio, 0.03)])
     assert alone.clear and not alone.withdrawn
-    verdict = _judged([(ratio, 0.03)] * 4)[0]
+    verdict = judged([(ratio, 0.03)] * 4)[0]
     assert verdict.adjusted == pytest.approx(0.12) and not verdict.clear and verdict.withdrawn
     wide = attrs.evolve(ratio, low=0.9)
-    assert not _judged([(wide, 0.03)] * 4)[0].withdrawn
+    assert not judged([(wide, 0.03)] * 4)[0].withdrawn
 
 
 # --------------------------------------------------------------------------------------------------------- the page
@@ -193,8 +194,9 @@ class Page(HTMLParser):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Figures take most of the time; here nobody looks at them."""
-    for module in ("page", "write"):
-        monkeypatch.setattr(f"drafterzoo.evaluation.report.{module}.render", lambda *_, **__: b"drawn")
+    drawn = b"drawn"
+    monkeypatch.setattr("drafterzoo.evaluation.report.page.for_page", lambda *_: {"light": drawn, "dark": drawn})
+    monkeypatch.setattr("drafterzoo.evaluation.report.write.for_files", lambda *_: {"png": drawn, "svg": drawn})
 
 
 @pytest.fixture(scope="module")
@@ -378,6 +380,137 @@ def test_text_is_legible_and_drafters_are_told_apart(theme):
         assert min(np.linalg.norm(a - b) for a, b in itertools.combinations(seen, 2)) > 9
 
 
+# ------------------------------------------------------------------------------------- evaluations, and what failed
+
+
+def test_an_evaluation_is_reported_in_a_section_of_its_own(tmp_path, undrawn):
+    handmade.write(tmp_path / "runs" / "decoded")
+    handmade.write_evaluation(tmp_path / "runs" / "counted")
+    result = drafterzoo.report(tmp_path / "runs", tmp_path / "out", definition="vllm")
+    assert result.remarks[-1].startswith("τ by vLLM needs decoded results")
+    assert [section["number"] for section in result.summary["sections"]] == [1]
+    (section,) = result.summary["offline"]
+    good, poor = section["rows"]
+    # 12 tokens each: good in 3 + 2 rounds, poor in 6 + 6
+    assert (good["drafter"], good["mal"], poor["mal"]) == ("good", 12 / 5, 1.0) and section["number"] == 2
+    assert good["mal_interval"]["value"] == 12 / 5 and good["mal_interval"]["low"] <= 12 / 5
+    (pair,) = section["comparisons"]
+    assert (pair["drafter"], pair["against"], pair["mal_ratio"]["value"]) == ("good", "poor", 12 / 5)
+    assert pair["mal_ratio"]["p_holm"] == 0.5  # of two prompts, only swapping both or none is as far from 1
+    text = result.page.read_text(encoding="utf-8")
+    page = Page(text)
+    head, best, other = page.tables["leaderboard-2"]
+    assert head[:5] == ["drafter", "budget", "MAL [95 %]", "τ with bonus", "rounds per answer"]
+    assert best[:2] == ["good", "chain:2"] and best[2].startswith("2.40 [") and best[3:5] == ["2.60", "2.5"]
+    assert other[2] == "1.00 [1.00, 1.00]" and best[-3:] == ["5", "12", "2"]
+    assert page.tables["atleast-2"][0] == ["drafter", "budget", "of all rounds", "≥ 1", "≥ 2", "≥ 3"]
+    assert page.tables["atleast-2"][1:3] == [
+        ["good", "chain:2", "rounds", "5", "4", "3"], ["good", "chain:2", "share", "1.000", "0.800", "0.600"],
+    ]  # fmt: skip
+    assert page.tables["acceptance-2"][1] == ["good", "chain:2", "0.800", "0.750"]
+    assert page.tables["pairs-2"][1][:3] == ["good", "chain:2", "poor"]
+    assert (
+        text.index("leaderboard-1") < text.index("Counted on rollouts, nothing decoded") < text.index("leaderboard-2")
+    )
+    assert "Nothing was timed" in text and "sections" not in page.tables
+    assert "τ: the last round of up to 1 answers may have gone further" in text
+    assert any("Of all rounds" in caption or "At least 1, 2" in caption for caption in page.alts)
+
+
+def test_expected_rounds_show_both_estimators(tmp_path, undrawn):
+    made = handmade.evaluation_conditions(sampling__rule="rejection", sampling__temperature=1.0)
+    handmade.write_evaluation(tmp_path / "run", handmade.lines(smoothed=2.0), made)
+    result = drafterzoo.report(tmp_path / "run")
+    page = Page(result.page.read_text(encoding="utf-8"))
+    head, best, _ = page.tables["leaderboard-1"]
+    assert head[3:5] == ["MAL (c)", "expected rounds per answer"] and best[3] == "3.00"
+    assert result.summary["sections"] == [] and result.page.parent == tmp_path / "run" / "report"
+    assert best[5:] == ["5.0", "12", "2"]
+
+
+def test_evaluations_share_a_section_only_under_equal_conditions(tmp_path):
+    write, made = handmade.write_evaluation, handmade.evaluation_conditions
+    write(tmp_path / "a", handmade.lines(("good",)), made(("good",)))
+    write(tmp_path / "b", handmade.lines(("poor",))[:1], made(("poor",)))  # stopped after the first rollout
+    write(tmp_path / "c", handmade.lines(("good",)), made(("good",), convention__start="prompt"))
+    collection = collect([tmp_path])
+    first, second = collection.offline
+    assert [(row.name, row.figures["rollouts"]) for row in first.rows] == [("good", 1), ("poor", 1)]
+    assert collection.remarks == ["a, b: 1 of 2 rollouts are shown, since not every row has the others."]
+    assert [row.name for row in second.rows] == ["good"] and not second.comparisons
+    table = offline_tables.overview(collection.offline)
+    assert [column.title for column in table.columns] == ["section", "convention.start", "highest MAL"]
+    write(tmp_path / "d", handmade.lines(("good",)), made(("good",)))
+    assert "good (d)" in collect([tmp_path]).offline[0].drafters
+
+
+def test_broken_evaluations_are_refused_and_nothing_is_changed(tmp_path, capsys):
+    folder = handmade.write_evaluation(tmp_path / "run")
+    path = folder / "rollouts.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9])
+    assert any("the last line is half-written" in remark for remark in collect([folder]).remarks)
+    assert path.read_bytes() == whole[:-9]  # reading is no repairing
+    path.write_bytes(b"nonsense\n" + whole)
+    assert "rollouts.jsonl:1: not a line of an evaluation" in refused(capsys, folder)[1]
+    path.write_bytes(whole)
+    conditions = json.loads((folder / "conditions.json").read_text())
+    (folder / "conditions.json").write_text(json.dumps({**conditions, "drafters": {}}))
+    assert "has rows of 'good@chain:2'" in refused(capsys, folder)[1]
+    (folder / "conditions.json").write_text(json.dumps({**conditions, "format_version": 2}))
+    assert "format_version is 2, expected 1" in refused(capsys, folder)[1]
+    path.write_bytes(b"")
+    (folder / "conditions.json").write_text(json.dumps(conditions))
+    assert "there is no answer in" in refused(capsys, folder)[1]
+
+
+def failing_grid(folder, reason="prompt 'p1': RuntimeError: boom <b>"):
+    handmade.write(folder / "t1", handmade.records(("good",)), handmade.conditions(("good",)))
+    (folder / "grid.json").write_text(json.dumps({"format_version": 1, "name": "toy"}))
+    failed = [
+        {"table": "t1", "cell": f"hub:a/b@main@{Budget.tree(8)}", "reason": reason},
+        {"table": "t2", "cell": "none", "reason": "RuntimeError: out of memory"},
+    ]
+    (folder / "failures.json").write_text(json.dumps({"format_version": 1, "failures": failed}))
+    return folder
+
+
+def test_failed_cells_of_a_grid_are_shown_with_their_reason(tmp_path, undrawn, capsys):
+    folder = failing_grid(tmp_path / "grid")
+    assert main(["report", str(folder), "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr()
+    assert "hub:a/b@main at tree:8 failed in t1 of grid toy: prompt 'p1': RuntimeError: boom <b>" in said.err
+    assert "plain failed in t2 of grid toy: RuntimeError: out of memory" in said.err
+    page = Page((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
+    assert page.tables["failures"] == [
+        ["drafter", "budget", "why", "table", "grid"],
+        ["hub:a/b@main", "tree:8", "prompt 'p1': RuntimeError: boom <b>", "t1", "toy"],
+        ["plain", "-", "RuntimeError: out of memory", "t2", "toy"],
+    ]
+    assert [one.table for one in collect([folder / "t1"]).failures] == ["t1"]  # of one table, what failed in it
+    (folder / "failures.json").unlink()
+    assert "failures" not in Page(drafterzoo.report(folder).page.read_text(encoding="utf-8")).tables
+
+
+def test_failures_that_cannot_be_read_are_said(tmp_path, capsys):
+    folder = failing_grid(tmp_path / "grid")
+    (folder / "failures.json").write_text('{"format_version": 1, "failures": [{"cell": "x"}]}')
+    assert "failures.json: expected failures, each with table, cell and reason" in refused(capsys, folder)[1]
+
+
+def test_budgets_of_other_widths_are_named_briefly_in_figures():
+    assert brief_budget("nodes=16,depth=6,grow=3,offer=6") == "tree:16 6·3·6"
+    assert brief_budget("nodes=16,depth=6,grow=3,offer=6,reconsider=2") == "tree:16 6·3·6·2"
+    assert brief_budget(str(Budget.tree(8))) == "tree:8" and brief_budget("chain:4") == "chain:4"
+
+
+def test_the_dark_page_has_the_light_one_s_pictures_in_its_own_colours():
+    assert len(set(zip(LIGHT.colours, DARK.colours, strict=True))) == len(set(LIGHT.colours)) == len(set(DARK.colours))
+    svg = f'<a fill="{LIGHT.ink}" stroke="{LIGHT.series[3]}"/><b href="#m{LIGHT.ink[1:]}" fill="#123456"/>'.encode()
+    dark = f'<a fill="{DARK.ink}" stroke="{DARK.series[3]}"/><b href="#m{LIGHT.ink[1:]}" fill="#123456"/>'.encode()
+    assert recoloured(svg, LIGHT, DARK) == dark
+
+
 # ----------------------------------------------------------------------------------------------------- bad input
 
 
@@ -393,8 +526,8 @@ def refused(capsys, *words):
 
 def test_no_results(tmp_path, capsys):
     assert refused(capsys, tmp_path)[1].endswith(
-        f"{tmp_path} holds no benchmark results (no conditions.json in it or below it); give folders that `drafterzoo "
-        f"bench` wrote."
+        f"{tmp_path} holds no results (no conditions.json in it or below it); give folders that `drafterzoo bench`, "
+        f"`grid` or `evaluate` wrote."
     )
     assert "is not a folder" in refused(capsys, tmp_path / "nowhere")[1]
     assert refused(capsys)[0] == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 from types import SimpleNamespace
@@ -14,10 +15,12 @@ from drafterzoo.budget import Budget
 from drafterzoo.errors import UsageError
 from drafterzoo.evaluation import tables
 from drafterzoo.evaluation.conditions import Settings, gather
+from drafterzoo.evaluation.names import short_names
 from drafterzoo.evaluation.results import ResultsWriter, read
 from drafterzoo.evaluation.runner import BenchResult, Cell, Run, bench, choice_scores, decode, make_cells
 from drafterzoo.evaluation.suites import Prompt, Suite
 from drafterzoo.evaluation.summary import differences, summarise
+from drafterzoo.evaluation.tables import Grid
 
 PROMPTS = tuple(
     Prompt(f"p{i}", ("chat", "maths")[i % 2], (f"question {i}", f"and {i}")[: 1 + (i == 1)]) for i in range(4)
@@ -277,7 +280,7 @@ def test_tables_name_definition_and_conditions(tmp_path):
         assert said in text
     assert "| quick | chain:4 | 2.00 | 1.00 | 2.00x [2.00, 2.00] | 181.8 | 4/4 |" in result.markdown()
     assert "| quick | chain:4 | 1.00 | 1.0 | 4.0 | 1.00 | 10.00 | 0.00 |" in result.markdown()
-    assert "| quick / lookup | tree:8 | 1.00x [1.00, 1.00] | 1.00x [1.00, 1.00] |" in result.markdown()
+    assert "| quick | lookup | tree:8 | 1.00x [1.00, 1.00] | 1.00x [1.00, 1.00] |" in result.markdown()
     assert "1.00/1.00" in result.markdown() and "chat (2)" in result.markdown()
 
 
@@ -401,3 +404,51 @@ def test_lookup_can_be_left_out_and_is_never_doubled(tmp_path, tiny):
     assert [row["cell"] for row in alone.summary["rows"]] == ["none"]
     given = bench(load("lookup", tiny), out=tmp_path / "b", **options)
     assert [row["drafter"] for row in given.summary["rows"]] == ["none", "lookup"]
+
+
+def test_progress_says_what_is_at_work_and_how_it_ended(tmp_path, capsys, monkeypatch):
+    from drafterzoo import progress
+
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)  # every line
+    measure(tmp_path / "a", FakeDecoder(), show_progress=True)
+    said = capsys.readouterr().err.splitlines()
+    assert said[1] == f"{SUITE.name}: 4 prompts, 5 rows, 20 answers"
+    assert any(line.endswith(f"plain decoding on {SUITE.name}, prompt 4 of 4") for line in said)
+    assert any(line.endswith(f"quick tree:8 on {SUITE.name}, prompt 1 of 4") for line in said)
+    assert said[-1].startswith("20 of 20 answers in ")
+    measure(tmp_path / "b", FakeDecoder(), Settings(max_new_tokens=16, warmup=0, batch_size=3), show_progress=True)
+    assert f"on {SUITE.name}, prompts 1 to 3 of 4" in capsys.readouterr().err
+
+
+NAMES = ("dir:runs/eagle3.1-ttt7-lr3e-4/step-12000", "dir:runs/hass/best", "dir:runs/other-hass/best", "lookup")
+
+
+def test_names_are_cut_where_it_tells_least():
+    assert short_names(NAMES, 20) == {
+        NAMES[0]: "eagle3.1-…step-12000", NAMES[1]: NAMES[1], NAMES[2]: "other-hass/best", "lookup": "lookup",
+    }  # fmt: skip
+    assert short_names(NAMES, 12)[NAMES[1]] == "hass/best" and short_names(NAMES, 12)[NAMES[2]] == "other…s/best"
+    alike = [f"eagle3.1+pr(reconsider={i},self_query='token')" for i in range(3)]
+    short = short_names(alike, 20)
+    assert len(set(short.values())) == 3 and all(len(name) <= 21 for name in short.values())
+
+
+def test_names_and_budgets_do_not_break_in_their_middle_at_80_columns():
+    budget = "nodes=16,depth=6,grow=3,offer=6"
+    rows = [(name, budget, "2.48", "1.48", "1.59x [1.30, 2.02]", "38.5", "7/7") for name in NAMES]
+    results = Grid("t", "c", tables.RESULT_COLUMNS, tuple(rows))
+    drawn = tables.drawn([results], NAMES)
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(drawn)
+    text = console.export_text()
+    lines = text.splitlines()
+    for words in (
+        "eagle3.1-…step-12000",
+        "nodes=16,depth=6,",
+        "grow=3,offer=6",
+        "dir:runs/hass/best",
+        "other-hass/best",
+    ):
+        assert any(words in line for line in lines), words
+    assert any(line.startswith(f"eagle3.1-…step-12000: {NAMES[0]}") for line in lines), "and what it stands for"
+    assert results.markdown().count(NAMES[0]) == 1 and budget in results.markdown(), "a card has room for all of it"

@@ -109,23 +109,10 @@ def evaluate(
 
 def remarks(summary: Mapping[str, Any]) -> list[str]:
     """What a table cannot say: what was seen in training, what the rollouts do not show, what does not fit."""
-    rollouts, lines = summary["conditions"]["rollouts"], []
-    if rollouts["seen_in_training"]:
-        lines.append(
-            f"rollouts: {rollouts['seen_in_training']} of {rollouts['rows']} are marked 'train', and a drafter trained "
-            f"on this file has seen them; --split val leaves them out"
-        )
-    if opened := max((row["open_rounds"] for row in summary["rows"]), default=0):
-        lines.append(
-            f"τ: the last round of up to {opened} answers may have gone further than the file shows, and counts as far "
-            f"as it does; MAL is exact (rollouts made with --look-ahead 8 show it)"
-        )
-    if doubtful := max((row["doubtful_tokens"] for row in summary["rows"]), default=0):
-        lines.append(
-            f"rollouts: {doubtful} tokens have no chance at this temperature, top-p and top-k; were the answers drawn "
-            f"otherwise?"
-        )
-    prompts = rollouts["prompts"]
+    from drafterzoo.evaluation.offline.summary import doubts
+
+    lines = doubts(summary)
+    prompts = summary["conditions"]["rollouts"]["prompts"]
     if len(summary["conditions"]["drafters"]) > 1 and prompts < FEW_PROMPTS:
         lines.append(f"intervals: of {prompts} prompts they say little; evaluate at least {FEW_PROMPTS}")
     return lines

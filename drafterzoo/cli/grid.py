@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from drafterzoo.cli.console import Json, out, print_json, show_found
+from drafterzoo.errors import DrafterzooError
+from drafterzoo.progress import duration
 
 if TYPE_CHECKING:
     from drafterzoo.evaluation.grid_plan import Cost, Plan
@@ -98,6 +100,7 @@ def _show_plan(recipe: Any, where: str | None, output: Path | None, json: bool) 
     check_place(directory, whole)
     found = costs(plan)
     assumed = [cost.table.suite for cost in found if not cost.load.counted]
+    missing = dict.fromkeys(cost.load.missing for cost in found if cost.load.missing is not None)
     words = [
         f"time: at most, with every answer at full length and every row as slow as plain decoding, which is assumed to "
         f"make {recipe.estimate.tokens_per_second:g} tokens/s; prefill and warm-up are not in it."
@@ -105,13 +108,27 @@ def _show_plan(recipe: Any, where: str | None, output: Path | None, json: bool) 
     if assumed:
         names = ", ".join(dict.fromkeys(assumed))
         words.append(f"prompts: of {names} as the recipe assumes, since their files are not here; others are counted.")
+    words += [_missing(name, recipe.data_dir) for name in missing]
     if json:
         print_json(_as_dict(plan, found, directory, words))
         return
     out().print(_plan_table(plan, found))
     for line in words:
-        out().print(line, markup=False)
+        out().print(line, markup=False, soft_wrap=line.startswith("missing"))
     out().print(f"target: {recipe.target}; results would go to {directory}", markup=False, soft_wrap=True)
+
+
+def _missing(name: str, data_dir: str | None) -> str:
+    """What a suite lacks that is not here, and how to come by it."""
+    from drafterzoo.evaluation.suites import wanted
+    from drafterzoo.registry import SUITES
+
+    try:
+        lacks, hub = wanted(name, data_dir), SUITES.get(name).hub
+    except DrafterzooError:  # somebody else's suite of the estimate, unknown here
+        return f"missing: suite {name!r} is not known here; install the package that has it before running the grid."
+    how = f"the grid will ask the Hub for it ({hub.id})" if hub and data_dir is None else "the grid stops without it"
+    return f"missing: suite {name!r} needs {lacks}; {how}."
 
 
 def _as_dict(plan: Plan, found: list[Cost], directory: Path, words: list[str]) -> dict[str, Any]:
@@ -144,18 +161,12 @@ def _plan_table(plan: Plan, found: list[Cost]) -> Any:
         prompts = f"{cost.load.prompts}{'' if cost.load.counted else ' (assumed)'}"
         drawn.add_row(
             Text(table.suite), f"{table.temperature:g}", str(table.batch_size), str(table.seed), prompts,
-            str(cost.rows), f"{cost.answers:,}", f"{cost.tokens:,}", _duration(cost.seconds), decimal(cost.disk_bytes),
+            str(cost.rows), f"{cost.answers:,}", f"{cost.tokens:,}", duration(cost.seconds), decimal(cost.disk_bytes),
         )  # fmt: skip
     drawn.add_section()
     drawn.add_row(
         "in all", "", "", "", "", "", f"{sum(c.answers for c in found):,}", f"{sum(c.tokens for c in found):,}",
-        _duration(sum(c.seconds for c in found)), decimal(sum(c.disk_bytes for c in found)),
+        duration(sum(c.seconds for c in found)), decimal(sum(c.disk_bytes for c in found)),
     )  # fmt: skip
     cells = dict.fromkeys(cell.name for table in plan.tables for cell in table.cells)
     return Group(drawn, Text(f"rows: plain decoding, {', '.join(cells)}"))
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:,.1f} h"

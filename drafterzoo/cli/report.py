@@ -12,6 +12,8 @@ from cyclopts import Parameter
 
 from drafterzoo.cli.console import Json, err, out, print_json
 
+FAILURES_SHOWN = 10
+
 
 def report(
     directories: Annotated[list[Path], Parameter(negative="")],
@@ -21,12 +23,13 @@ def report(
     output: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
     json: Json = False,
 ) -> None:
-    """Write one HTML page with tables and figures about benchmark results.
+    """Write one HTML page with tables and figures about results of bench, grid or evaluate.
 
     Example: `drafterzoo report runs/bench-2026-11-29-starter-1a2b3c --out report`
 
     The page is one file that loads nothing from anywhere; every figure lies beside it as PNG and SVG. Rows whose
-    conditions differ in anything but the drafter get sections of their own, and the page says what differs.
+    conditions differ in anything but the drafter get sections of their own, and the page says what differs. What
+    `drafterzoo evaluate` counted on rollouts stands apart from what was decoded.
 
     Parameters
     ----------
@@ -42,8 +45,17 @@ def report(
     result = write(directories, output, definition=definition, show_progress=True)
     for remark in result.remarks:
         err().print(remark, markup=False, soft_wrap=True)
+    for failure in result.failures[:FAILURES_SHOWN]:
+        err().print(str(failure), markup=False, soft_wrap=True)
+    if (more := len(result.failures) - FAILURES_SHOWN) > 0:
+        err().print(f"and {more} more failed, see the page", markup=False)
     if json:
         print_json({"page": result.page, "figures": result.figures, **result.summary})
     else:
         out().print(str(result.page), markup=False, soft_wrap=True)
-        err().print(f"{len(result.figures)} figure files in {result.directory / 'figures'}", style="dim", markup=False)
+        err().print(
+            f"{len(result.figures)} figure files in {result.directory / 'figures'}",
+            style="dim",
+            markup=False,
+            soft_wrap=True,
+        )

@@ -242,12 +242,13 @@ def _template(target: Target) -> str | None:
 
 def drafter_conditions(drafter: Drafter) -> dict[str, Any]:
     """What of a drafter can change a number: spec, config, dtype, weights, the target it was made for."""
+    packed = getattr(drafter, "packed", None)  # drafters of other packages need not know of it
     manifest = json.loads(json.dumps(drafter.manifest()))  # plain as it will be read back: no tuples
     return {
         "spec": manifest["spec"],
         "config": {"drafter": manifest["drafter"], "wrappers": manifest["wrappers"]},
         "dtype": manifest["dtype"],
-        "packed": None if drafter.packed is None else _plain(drafter.packed),
+        "packed": None if packed is None else _plain(packed),
         "weights_sha256": weights_sha256(drafter),
         "target": manifest["target"],
     }

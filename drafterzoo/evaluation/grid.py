@@ -195,7 +195,15 @@ class _Session:
         for table, suite in zip(plan.tables, suites, strict=True):
             cells = [Cell(c.name, c.drafter, loaded[c.drafter], c.budget) for c in table.cells if c.drafter in loaded]
             cells.insert(0, Cell(PLAIN, PLAIN, None, None))
-            run = Run(target, suite, cells, table.settings, partial(decode, target), failed={})
+            run = Run(
+                target,
+                suite,
+                cells,
+                table.settings,
+                partial(decode, target),
+                failed={},
+                label=called(suite.name, table, plan.tables),
+            )
             run.check()
             own = {name: fixed["drafters"][name] for name in table.drafters if name in loaded}
             budgets = next(t.budgets for t in whole.tables if t.name == table.name)
@@ -224,9 +232,7 @@ class _Session:
         there = sum(part.standing.answers for part in self.parts)
         title = f"{self.plan.recipe.name}: {len(self.parts)} tables, {total} answers"
         title += f", {there} of them there already" if there else ""
-        with progress(title, total, "answers/s") if self.show_progress else nullcontext(None) as bar:
-            if bar is not None:
-                bar(there)
+        with progress(title, total, "answers", there) if self.show_progress else nullcontext(None) as bar:
             for index, group in schedule([len(part.run.starts) for part in self.parts]):
                 part = self.parts[index]
                 start = part.run.starts[group]
@@ -254,8 +260,6 @@ class _Session:
             self._note()
             for failure in part.failures[known:]:
                 console.print(f"{failure['table']}: {failure['cell']} failed: {failure['reason']}", markup=False)
-        if bar is not None:
-            bar.remark(f"{part.table.name}, {part.run.members(start)[-1] + 1} of {len(part.run.suite)} prompts")
 
     def _warm_up(self, part: _Part) -> None:
         """First calls are slow; tables whose rows do the same work need only one of them to make theirs."""
@@ -296,6 +300,14 @@ class _Session:
         each = self._answers(part) // len(part.run.cells)
         counts = Counter(r.cell for r in records)
         return all(counts[name] == each for name in (PLAIN, *(cell.name for cell in table.cells)))
+
+
+def called(suite: str, table: Table, tables: Sequence[Table]) -> str:
+    """A table's name while it is at work: its suite's, and what sets it apart from others of that suite."""
+    words = {"temperature": "T=", "batch_size": "batch size ", "seed": "seed "}
+    alike = [other for other in tables if other.suite == table.suite]
+    apart = [axis for axis in words if len({other.facts[axis] for other in alike}) > 1]
+    return ", ".join([suite, *(f"{words[axis]}{table.facts[axis]:g}" for axis in apart)])
 
 
 def _load(names: Sequence[str], target: Target) -> tuple[dict[str, Drafter], dict[str, str]]:

@@ -20,7 +20,7 @@ from drafterzoo.errors import UsageError, suggest
 from drafterzoo.evaluation.conditions import Settings
 from drafterzoo.evaluation.grid_recipe import GridRecipe
 from drafterzoo.evaluation.selection import Where
-from drafterzoo.evaluation.suites import Suite, at_hand, load_suite
+from drafterzoo.evaluation.suites import Suite, at_hand, load_suite, wanted
 from drafterzoo.registry import SUITES
 
 # What a results line takes on disk at most: names and keys of an answer, and per token of plain decoding its id (up to
@@ -184,11 +184,15 @@ def _is_file(suite: str) -> bool:
 
 @attrs.frozen
 class Load:
-    """What a suite asks: prompts, the turns of all of them together, and whether that was counted or assumed."""
+    """What a suite asks: prompts, the turns of all of them together, and whether that was counted or assumed.
+
+    missing: the name of a suite whose data are not here, without which the grid cannot run.
+    """
 
     prompts: int
     turns: int
     counted: bool
+    missing: str | None = None
 
 
 def load_of(table: Table, recipe: GridRecipe) -> Load:
@@ -197,19 +201,22 @@ def load_of(table: Table, recipe: GridRecipe) -> Load:
     Nothing is downloaded. Raises UsageError when none of them knows.
     """
     every_turn = table.settings.turns == "all"
-    named = SUITES.get(table.suite) if table.suite in SUITES else None
-    if named is None or at_hand(table.suite, recipe.data_dir):
+    name, category = _category(table.suite)
+    named = SUITES.get(name) if name in SUITES else None
+    missing = named is not None and at_hand(name, recipe.data_dir) is None
+    if not missing:
         try:
             suite = open_suite(table, recipe.data_dir)
             return Load(len(suite), sum(len(p.turns) if every_turn else 1 for p in suite), True)
         except UsageError as error:
             if table.suite not in recipe.estimate.prompts:
                 raise _uncounted(table.suite, error) from error
-    assumed = recipe.estimate.prompts.get(table.suite, named.count if named else None)
+    assumed = recipe.estimate.prompts.get(table.suite, named.count if named and category is None else None)
     if assumed is None:
-        raise _uncounted(table.suite, UsageError(f"suite {table.suite!r} is not here and declares no count."))
+        lacks = f"suite {name!r} needs {wanted(name, recipe.data_dir)}"
+        raise _uncounted(table.suite, UsageError(f"{lacks}; name its folder with --data-dir (data_dir=)."))
     prompts = min(assumed, table.limit or assumed)
-    return Load(prompts, prompts * (recipe.estimate.turns.get(table.suite, 1) if every_turn else 1), False)
+    return Load(prompts, prompts * (recipe.estimate.turns.get(table.suite, 1) if every_turn else 1), False, name)
 
 
 def _uncounted(suite: str, error: UsageError) -> UsageError:
@@ -257,6 +264,7 @@ class Cost:
             **self.table.facts,
             "prompts": self.load.prompts,
             "prompts_counted": self.load.counted,
+            "suite_missing": self.load.missing is not None,
             "cells": [cell.name for cell in self.table.cells],
             "rows": self.rows,
             "answers": self.answers,

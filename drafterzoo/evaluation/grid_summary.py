@@ -17,7 +17,7 @@ from rich.console import Group
 from drafterzoo.evaluation import results
 from drafterzoo.evaluation.grid_plan import Plan, Table
 from drafterzoo.evaluation.summary import DEFINITION, PLAIN, summarise
-from drafterzoo.evaluation.tables import NOTHING, Grid, interval, number, short_budget
+from drafterzoo.evaluation.tables import NOTHING, Grid, drawn, interval, number, short_budget
 
 AXES = ("suite", "temperature", "batch_size", "seed")
 SHORT = {"suite": "suite", "temperature": "T", "batch_size": "n", "seed": "seed"}
@@ -112,20 +112,23 @@ def _means(tables: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def grids(summary: Mapping[str, Any]) -> list[Grid]:
     """Results at equal budgets beside each drafter's best, means over suites, and what a round costs."""
     axes = _axes(summary["tables"])
-    drawn = [_results(summary, axes)]
+    first = [_results(summary, axes)]
     if summary["means"]:
-        drawn.append(_mean_rows(summary["means"], [axis for axis in axes if axis != "suite"]))
-    return [*drawn, _costs(summary["tables"], axes)]
+        first.append(_mean_rows(summary["means"], [axis for axis in axes if axis != "suite"]))
+    return [*first, _costs(summary["tables"], axes)]
 
 
 def rich_tables(summary: Mapping[str, Any]) -> Group:
     """The tables for a terminal."""
-    return Group(*(drawn.rich() for drawn in grids(summary)))
+    names = dict.fromkeys(
+        row["drafter"] for table in summary["tables"] for row in table["rows"] if row["drafter"] != PLAIN
+    )
+    return drawn(grids(summary), names)
 
 
 def markdown(summary: Mapping[str, Any]) -> str:
     """The tables for a card."""
-    return "\n".join(drawn.markdown() for drawn in grids(summary))
+    return "\n".join(table.markdown() for table in grids(summary))
 
 
 def _axes(tables: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -204,8 +207,8 @@ def _costs(tables: Sequence[Mapping[str, Any]], axes: Sequence[str]) -> Grid:
             lines.append((*_place(table, axes), *names, *figures))
     caption = (
         "Per round (one target call): forwards of the drafter's block, rows in them, draft nodes verified (root "
-        "excluded), and milliseconds, of which in the drafter, in the target's forward, and in all else. With batches, "
-        "a round serves all of them."
+        "excluded), and milliseconds: in the drafter, in the target's forward, in all else, and of the whole round. "
+        "With batches, a round serves all of them."
     )
-    columns = (*_names(axes), "forwards", "rows", "nodes", "draft\nms", "verify\nms", "rest\nms", "ms")
+    columns = (*_names(axes), "forwards", "rows", "nodes", "draft\nms", "verify\nms", "rest\nms", "ms per\nround")
     return Grid("What a round costs", caption, columns, tuple(lines), labels=len(axes) + 2)

@@ -32,8 +32,8 @@ from drafterzoo.evaluation.contenders import bind, budgets_of, listed, row_name
 from drafterzoo.evaluation.results import Record, ResultsWriter, check_free, default_directory
 from drafterzoo.evaluation.suites import Prompt, Suite, load_suite
 from drafterzoo.evaluation.summary import PLAIN, Difference, differences, summarise
-from drafterzoo.evaluation.tables import markdown, rich_tables
-from drafterzoo.progress import console, progress
+from drafterzoo.evaluation.tables import markdown, rich_tables, short_budget
+from drafterzoo.progress import Bar, console, progress
 from drafterzoo.target.target import Target
 
 if TYPE_CHECKING:
@@ -51,6 +51,11 @@ class Cell:
     label: str
     drafter: Drafter | None
     budget: Budget | None
+
+    @property
+    def said(self) -> str:
+        """The row as people call it."""
+        return f"{self.label} {short_budget(str(self.budget))}" if self.budget else "plain decoding"
 
 
 # (cell, prompts as token ids, their numbers in the suite, settings) -> per prompt, a Record without its identity
@@ -229,7 +234,8 @@ class Run:
     """The measurement itself, from encoded prompts to the summary. `decode` is handed in, so that tests can lie.
 
     failed: the cells that raised, by name, with the reason; they are not asked again and the others go on. Without a
-    dict to note them in, and for plain decoding always, what was raised ends the run.
+    dict to note them in, and for plain decoding always, what was raised ends the run. label: what the run is called
+    while it is at work, if not by its suite.
     """
 
     target: Target
@@ -238,6 +244,7 @@ class Run:
     settings: Settings
     decode: Decode
     failed: dict[str, str] | None = None
+    label: str = ""
     found: list[Difference] = attrs.field(factory=list, init=False)
     entropy: float | None = attrs.field(default=None, init=False)
 
@@ -332,19 +339,16 @@ class Run:
         """The records of one group of prompts at a time: all turns, repeats and cells. No half-done group is seen."""
         count = len(self.suite.prompts)
         total = sum(map(self.turns, range(count))) * len(self.cells) * self.settings.repeats
-        title = f"{self.suite.name}: {count} prompts, {len(self.cells)} rows"
-        with progress(title, total, "answers/s") if show_progress else nullcontext(None) as bar:
+        title = f"{self.suite.name}: {count} prompts, {len(self.cells)} rows, {total} answers"
+        with progress(title, total, "answers") if show_progress else nullcontext(None) as bar:
             for start in self.starts:
-                yield self.group(start, bar or _ignore)
-                if bar is not None:
-                    bar.remark(f"{self.members(start)[-1] + 1} of {count} prompts")
+                yield self.group(start, bar)
 
-    def group(
-        self, start: int, advance: Callable[[float], None] | None = None, kept: Sequence[Record] = ()
-    ) -> list[Record]:
+    def group(self, start: int, bar: Bar | None = None, kept: Sequence[Record] = ()) -> list[Record]:
         """What the group that begins with prompt `start` answers, in the order it was decoded.
 
-        kept: records of this group that there are already; what they hold is not decoded again.
+        bar: is told which cell is at work. kept: records of this group that there are already; what they hold is not
+        decoded again.
         """
         there = {(r.cell, r.turn, r.repeat) for r in kept}
         fresh: list[Record] = []
@@ -358,10 +362,21 @@ class Run:
             for repeat in range(self.settings.repeats):
                 for cell in self._order(start, turn, repeat):
                     if (cell.name, turn, repeat) not in there:
-                        fresh += self._answers(cell, members, ids, turn, repeat)
-                        (advance or _ignore)(len(members))
+                        if bar is not None:
+                            bar.remark(f"{cell.said} on {self._place(members, turn)}")
+                        answers = self._answers(cell, members, ids, turn, repeat)
+                        fresh += answers
+                        if bar is not None:
+                            bar(len(answers))
             turn += 1
         return fresh
+
+    def _place(self, members: Sequence[int], turn: int) -> str:
+        """Where the run is, for people: `starter, prompt 3 of 40`."""
+        first, last = members[0] + 1, members[-1] + 1
+        which = f"prompt {first}" if first == last else f"prompts {first} to {last}"
+        later = f", turn {turn + 1}" if turn else ""
+        return f"{self.label or self.suite.name}, {which} of {len(self.suite)}{later}"
 
     def _order(self, start: int, turn: int, repeat: int) -> list[Cell]:
         """The cells in a random order that hangs on seed and place alone: leaving one out does not move the others."""
@@ -457,10 +472,6 @@ def choice_scores(logits: torch.Tensor, position: int, key: int, sampling: Sampl
     if sampler.book is not None:
         scores = scores + sampler.book.at(keys[:, None] * 0 + position)[:, 0]
     return scores[0]
-
-
-def _ignore(amount: float) -> None:
-    """Progress that nobody watches."""
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:

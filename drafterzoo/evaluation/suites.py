@@ -94,8 +94,9 @@ def load_suite(
     without it the folder in $DRAFTERZOO_DATA, else `data` or `../shared/data` beside the working directory, and then
     the Hub. check: compare a named suite with its declaration; False takes other counts and hashes as they are.
 
-    Raises UsageError for an unknown suite, category or split, a missing file or a bad limit; DataError, naming file and
-    line, for a file that is not a suite, and with both numbers for one that is not the suite declared.
+    Raises UsageError for an unknown suite, category or split, a path that leads nowhere or a bad limit; DataError for a
+    named suite whose data are not here, naming the file expected; naming file and line, for a file that is not a suite;
+    and with both numbers for one that is not the suite declared.
     """
     if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise UsageError(f"suite: limit is {limit!r}, expected at least 1; leave it out to ask every prompt.")
@@ -124,6 +125,11 @@ def at_hand(name: str, data_dir: str | Path | None = None) -> str | None:
     if place is not None:
         return place.source
     return "the Hub's cache" if data_dir is None and suite.hub and suite_hub.cached(suite.hub) else None
+
+
+def wanted(name: str, data_dir: str | Path | None = None) -> str:
+    """Of a named suite that is not at hand: which file is expected where, as the middle of a sentence."""
+    return _wanted(name, SUITES.get(name), _folders(data_dir))
 
 
 def _locate(name_or_path: str | Path, data_dir: str | Path | None) -> _Place:
@@ -161,7 +167,7 @@ def _local(name: str, suite: SuiteFile, folders: Sequence[Path]) -> _Place | Non
 
 
 def _from_hub(name: str, suite: SuiteFile, folders: Sequence[Path], data_dir: str | Path | None) -> _Place:
-    """The suite's files on the Hub. Raises UsageError: which file was expected, where, and why the Hub is no help."""
+    """The suite's files on the Hub. Raises DataError: which file was expected, where, and why the Hub is no help."""
     why = ""
     if suite.hub is not None and data_dir is None:
         try:
@@ -170,15 +176,20 @@ def _from_hub(name: str, suite: SuiteFile, folders: Sequence[Path], data_dir: st
             return _Place(name, files, f"hub:{suite.hub.id}{at}", suite, published=True)
         except suite_hub.NotFetched as reason:
             why = f", and the Hub ({suite.hub.id}) {reason}"
-    absolute = suite.path.is_absolute()
-    looked = str(suite.path.parent) if absolute else " and ".join(str(folder / suite.path.parent) for folder in folders)
     note = f" ({suite.note})" if suite.note else ""
-    published = f" or {name}/{suite.hub.files[0]} as on the Hub" if suite.hub else ""
     get = f"get it from {suite.source} and " if suite.source and not suite.hub else ""
-    raise UsageError(
-        f"suite {name!r} needs the file {suite.path.name}{published}, which is not in {looked}{why}{note}; "
+    raise DataError(
+        f"suite {name!r} needs {_wanted(name, suite, folders)}{why}{note}; "
         f"{get}name its folder with --data-dir (data_dir=) or ${DATA_VARIABLE}."
     )
+
+
+def _wanted(name: str, suite: SuiteFile, folders: Sequence[Path]) -> str:
+    """Which file a suite that is not here would have, and where it was looked for."""
+    absolute = suite.path.is_absolute()
+    looked = str(suite.path.parent) if absolute else " and ".join(str(folder / suite.path.parent) for folder in folders)
+    published = f" or {name}/{suite.hub.files[0]} as on the Hub" if suite.hub else ""
+    return f"the file {suite.path.name}{published}, which is not in {looked}"
 
 
 def _folders(data_dir: str | Path | None) -> Sequence[Path]:

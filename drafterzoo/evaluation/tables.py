@@ -6,7 +6,7 @@ refused (`conditions.check_comparable`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -14,14 +14,17 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from drafterzoo.budget import Budget
 from drafterzoo.evaluation.conditions import check_comparable
+from drafterzoo.evaluation.names import short_names
 from drafterzoo.evaluation.summary import PLAIN
 
 Row = Mapping[str, Any]
 Summary = Mapping[str, Any]
 NOTHING = "-"
+LONGEST_NAME = 20  # characters of a drafter's name in a terminal of 80 columns
 RESULT_COLUMNS = ("drafter", "budget", "τ with\nbonus", "accepted", "speed-up\n[95 %]", "tok/s", "equal\ntexts")
 COST_COLUMNS = ("drafter", "budget", "forwards", "rows", "nodes", "draft ms", "verify ms", "rest ms")
 
@@ -36,7 +39,8 @@ class Grid:
     rows: tuple[tuple[str, ...], ...]
     labels: int = 2
 
-    def rich(self) -> Table:
+    def rich(self, names: Mapping[str, str] | None = None) -> Table:
+        """For a terminal. names: what stands for long names of drafters, so that none breaks in its middle."""
         table = Table(
             title=escape(self.title),
             caption=escape(self.caption),
@@ -48,9 +52,13 @@ class Grid:
             padding=(0, 1, 0, 0),
         )
         for index, column in enumerate(self.columns):
-            table.add_column(escape(column), justify="left" if index < self.labels else "right", overflow="fold")
+            word = index < self.labels
+            table.add_column(
+                escape(_fitted(column, names or {})), justify="left" if word else "right", no_wrap=word,
+                overflow="ellipsis" if word else "fold",
+            )  # fmt: skip
         for row in self.rows:
-            table.add_row(*map(escape, row))
+            table.add_row(*(escape(_fitted(cell, names or {})) for cell in row))
         return table
 
     def markdown(self) -> str:
@@ -70,20 +78,34 @@ def grids(*summaries: Summary) -> list[Grid]:
     runs = {f"run {i} ({s['conditions']['date']})": s["conditions"] for i, s in enumerate(summaries, start=1)}
     check_comparable(runs)
     rows = [row for index, s in enumerate(summaries) for row in s["rows"] if index == 0 or row["cell"] != PLAIN]
-    drawn = [_results(rows, summaries[0]), _costs(rows)]
+    made = [_results(rows, summaries[0]), _costs(rows)]
     if pairs := [pair for s in summaries for pair in s["comparisons"]]:
-        drawn.insert(1, _pairs(pairs))
+        made.insert(1, _pairs(pairs))
     if any(row["conditional"] for row in rows):
-        drawn.append(_depths(rows))
+        made.append(_depths(rows))
     if len(rows[0]["categories"]) > 1:
-        drawn.append(_categories(rows))
-    return drawn
+        made.append(_categories(rows))
+    return made
 
 
 def rich_tables(*summaries: Summary) -> Group:
     """The tables for a terminal."""
-    tables = [grid.rich() for grid in grids(*summaries)]
-    return Group(*(part for table in tables for part in (table, "")))  # an empty line below each
+    return drawn(grids(*summaries), (name for summary in summaries for name in summary["conditions"]["drafters"]))
+
+
+def drawn(some: Sequence[Grid], names: Iterable[str]) -> Group:
+    """Tables for a terminal, long names of drafters cut, and below the tables what they stand for."""
+    short = {name: brief for name, brief in short_names(names, LONGEST_NAME).items() if name != brief}
+    legend = [Text(f"{brief}: {name}", overflow="fold") for name, brief in short.items()]
+    parts = [part for grid in some for part in (grid.rich(short), "")]  # an empty line below each
+    return Group(*parts, *legend)
+
+
+def _fitted(text: str, names: Mapping[str, str]) -> str:
+    """A cell with long names cut, and budgets broken where a word ends."""
+    for name in sorted(names, key=len, reverse=True):
+        text = text.replace(name, names[name])
+    return text.replace(",grow=", ",\ngrow=")
 
 
 def markdown(*summaries: Summary) -> str:
@@ -159,11 +181,15 @@ def _results(rows: Sequence[Row], summary: Summary) -> Grid:
 def _pairs(pairs: Sequence[Mapping[str, Any]]) -> Grid:
     lines = []
     for pair in pairs:
-        names = (f"{pair['drafter']} / {pair['against']}", short_budget(pair["budget"]))
+        names = (pair["drafter"], pair["against"], short_budget(pair["budget"]))
         lines.append((*names, interval(pair["tau_ratio"]), interval(pair["speedup"])))
     caption = "Paired by prompt, with 95 % intervals: an interval that holds 1 leaves open which is better."
     return Grid(
-        "Head to head at equal budgets", caption, ("drafters", "budget", "τ ratio", "speed ratio"), tuple(lines)
+        "Head to head at equal budgets",
+        caption,
+        ("drafter", "over", "budget", "τ ratio", "speed ratio"),
+        tuple(lines),
+        labels=3,
     )
 
 

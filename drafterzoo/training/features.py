@@ -310,7 +310,7 @@ def _make(making: _Making, target: Target, taps: tuple[int, ...], precision: Pre
         title = f"features of {making.total:,} rows, {making.bytes / 1e9:.1f} GB in {folder}"
         if making.done:
             title += f", {making.done} of {len(making.order)} documents made before"
-        with progress(title, making.total) as advance:
+        with progress(title, making.total, "rows") as advance:
             advance(sum(len(making.sequences[i]) for i in making.order[: making.done]))
             try:
                 for batch in making.batches():

@@ -105,7 +105,7 @@ def make_rollouts(
     encoded = [target.encode_chat([{"role": "user", "content": text}]) for _, text in prompts]
     left = [i for i, (_, text) in enumerate(prompts) if (text, heat[i]) not in done]
     new_tokens, started = 0, time.perf_counter()
-    with progress(f"{len(left)} of {len(prompts)} prompts to answer by {target.name}", len(left), "prompts/s") as bar:
+    with progress(f"{len(left)} of {len(prompts)} prompts to answer by {target.name}", len(left), "prompts") as bar:
         for batch in _batches(left, heat, [len(ids) for ids in encoded], batch_size):
             answers = generate(
                 "none",

@@ -169,9 +169,8 @@ class Trainer:
         meter = Meter()
         with (
             self._interruptible(),
-            progress(f"training {self.recipe.name or self.drafter.spec}", total, "steps/s") as bar,
+            progress(f"training {self.recipe.name or self.drafter.spec}", total, "steps", self.step) as bar,
         ):
-            bar(self.step)
             while self.step < total and not self.stopping:
                 started = time.perf_counter()
                 rows, notes = self._take_step(next(schedule), total, teacher_head)

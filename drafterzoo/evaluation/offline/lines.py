@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 
 from drafterzoo.disk import unwritable, writing
 from drafterzoo.errors import DataError, UsageError
-from drafterzoo.evaluation.results import CONDITIONS, FORMAT_VERSION, ROUNDS, SUMMARY, write_json
+from drafterzoo.evaluation.results import CONDITIONS, FORMAT_VERSION, ROUNDS, SUMMARY, read_object, write_json
 from drafterzoo.parsing import parse_json
 
 LINES, LOCK = "rollouts.jsonl", ".lock"
@@ -167,16 +167,33 @@ def _recorded(path: Path) -> dict[str, Any]:
     return value if fits else {}
 
 
+def read_lines(directory: str | os.PathLike[str]) -> tuple[dict[str, Any], list[Line], bool]:
+    """The conditions and whole lines of a results directory, and whether a half-written last line was passed over.
+
+    Nothing on disk is changed. Raises DataError for a broken file or another format version.
+    """
+    folder = Path(directory)
+    conditions = read_object(folder / CONDITIONS)
+    conditions.pop("key", None)
+    lines, length = _whole_lines(folder / LINES)
+    return conditions, lines, length < (folder / LINES).stat().st_size
+
+
 def _read(path: Path) -> list[Line]:
     """The whole lines of a file; what an interruption left half-written is cut off the file."""
     if not path.exists():
         return []
+    lines, length = _whole_lines(path)
+    if length < path.stat().st_size:
+        os.truncate(path, length)
+    return lines
+
+
+def _whole_lines(path: Path) -> tuple[list[Line], int]:
+    """The lines that end in a newline, and the bytes they take."""
     data = path.read_bytes()
     whole = data[: data.rfind(b"\n") + 1]
-    lines = [_line(line, f"{path}:{number}") for number, line in enumerate(whole.split(b"\n")[:-1], start=1)]
-    if len(whole) < len(data):
-        os.truncate(path, len(whole))
-    return lines
+    return [_line(line, f"{path}:{number}") for number, line in enumerate(whole.split(b"\n")[:-1], start=1)], len(whole)
 
 
 def _line(line: bytes, where: str) -> Line:

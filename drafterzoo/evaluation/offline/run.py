@@ -31,6 +31,7 @@ from drafterzoo.evaluation.offline.replay import integer_rounds
 from drafterzoo.evaluation.offline.selection import Convention, Rule, Selection, select
 from drafterzoo.evaluation.offline.summary import grids, summarise
 from drafterzoo.evaluation.offline.teacher import Lesson, agreement, teach
+from drafterzoo.evaluation.tables import drawn, short_budget
 from drafterzoo.progress import progress
 from drafterzoo.target.target import Target
 from drafterzoo.training.rollouts import expand_path, read_rollouts
@@ -52,9 +53,7 @@ class EvaluateResult:
 
     def table(self) -> Group:
         """The tables as a rich renderable: `rich.print(result.table())`."""
-        from rich.console import Group
-
-        return Group(*(grid.rich() for grid in grids(self.summary)))
+        return drawn(grids(self.summary), self.summary["conditions"]["drafters"])
 
     def markdown(self) -> str:
         """The same tables in Markdown."""
@@ -226,10 +225,11 @@ class Evaluation:
         done = {(line.drafter, line.budget, line.rollout) for line in file.done}
         cells = [(name, budget) for budget in self.budgets for name in self.drafters]
         total = len(self.chosen.rows) * len(cells)
-        title = f"{self.chosen.rollouts.path.name}: {len(self.chosen.rows)} rollouts, {len(cells)} rows"
-        title += f"; {len(done)} of {total} figures are there already" if done else ""
+        title = (
+            f"{self.chosen.rollouts.path.name}: {len(self.chosen.rows)} rollouts, {len(cells)} rows, {total} figures"
+        )
         checked = bool(done)
-        with progress(title, total - len(done), "rollouts/s") if show_progress else nullcontext(None) as bar:
+        with progress(title, total, "figures", len(done)) if show_progress else nullcontext(None) as bar:
             for batch in self.chosen.batches(self.batch_size, TOKENS_AT_ONCE):
                 missing = {
                     cell: [number for number in batch if (cell[0], str(cell[1]), number) not in done] for cell in cells
@@ -242,6 +242,11 @@ class Evaluation:
                     checked = True
                 for (name, budget), lacking in missing.items():
                     if lacking:
+                        if bar is not None:
+                            place = f"rollouts {batch[0] + 1} to {batch[-1] + 1}"
+                            bar.remark(
+                                f"{name} {short_budget(str(budget))} on {place} of {self.chosen.rollouts.path.name}"
+                            )
                         file.append(
                             [line for line in self.lines(name, budget, batch, lesson) if line.rollout in lacking]
                         )

@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from drafterzoo.evaluation.offline.lines import Line
-from drafterzoo.evaluation.statistics import Z95, paired_ratio
+from drafterzoo.evaluation.statistics import Z95, Array, PairedRatio, paired_ratio
 from drafterzoo.evaluation.tables import NOTHING, Grid, interval, number, short_budget
 
 MATCH_DEFINITION = (
@@ -110,18 +112,51 @@ def mal_ratio(better: Sequence[Line], base: Sequence[Line]) -> dict[str, Any]:
 
     Clusters are prompts. `se` and the delta interval linearise over them; low and high are by bootstrap.
     """
+    found = paired_ratio(*mal_columns(better, base).T)
+    width = None if found.delta_high is None or found.delta_low is None else found.delta_high - found.delta_low
+    return {**found.as_dict(), "se": None if width is None else width / (2 * Z95)}
+
+
+def mal_columns(better: Sequence[Line], base: Sequence[Line]) -> Array:
+    """What `mal_ratio` is computed from, [C, 4] = xn, xd, yn, yd, one row per prompt.
+
+    Both have the same tokens, so they cancel: the rates are rounds per token, base's over better's.
+    """
     of_base = {line.rollout: line for line in base}
     sums: dict[str, list[float]] = {}
     for line in better:
         if line.rollout in of_base:
-            pair = sums.setdefault(line.prompt, [0.0, 0.0, 0.0])
-            for place, amount in enumerate((of_base[line.rollout].rounds, line.rounds, line.tokens)):
-                pair[place] += amount
-    ours, theirs, tokens = zip(*sums.values(), strict=True) if sums else ((), (), ())
-    # Both have the same tokens, so they cancel: paired_ratio's rates are rounds per token, base's over better's.
-    found = paired_ratio(ours, tokens, theirs, tokens)
-    width = None if found.delta_high is None or found.delta_low is None else found.delta_high - found.delta_low
-    return {**found.as_dict(), "se": None if width is None else width / (2 * Z95)}
+            row = sums.setdefault(line.prompt, [0.0] * 4)
+            for place, amount in enumerate((of_base[line.rollout].rounds, line.tokens, line.rounds, line.tokens)):
+                row[place] += amount
+    return np.array(list(sums.values())) if sums else np.zeros((0, 4))
+
+
+def mal_interval(lines: Sequence[Line]) -> PairedRatio:
+    """MAL itself with its intervals over prompts: its ratio to plain decoding's, which is 1 whatever the prompt."""
+    columns = mal_columns(lines, lines)
+    return paired_ratio(*columns[:, [1, 0, 0, 0]].T)
+
+
+def doubts(summary: Mapping[str, Any]) -> list[str]:
+    """What the numbers cannot say: what was seen in training, what the rollouts do not show, what does not fit."""
+    rollouts, lines = summary["conditions"]["rollouts"], []
+    if rollouts["seen_in_training"]:
+        lines.append(
+            f"rollouts: {rollouts['seen_in_training']} of {rollouts['rows']} are marked 'train', and a drafter trained "
+            f"on this file has seen them; --split val leaves them out"
+        )
+    if opened := max((row["open_rounds"] for row in summary["rows"]), default=0):
+        lines.append(
+            f"τ: the last round of up to {opened} answers may have gone further than the file shows, and counts as far "
+            f"as it does; MAL is exact (rollouts made with --look-ahead 8 show it)"
+        )
+    if doubtful := max((row["doubtful_tokens"] for row in summary["rows"]), default=0):
+        lines.append(
+            f"rollouts: {doubtful} tokens have no chance at this temperature, top-p and top-k; were the answers drawn "
+            f"otherwise?"
+        )
+    return lines
 
 
 # ------------------------------------------------------------------------------------------------------------ tables

@@ -8,6 +8,7 @@ colour-blind readers too.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Mapping, Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -15,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from drafterzoo.errors import UsageError
+from drafterzoo.evaluation.names import short_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WIDTH = 4.6  # inches: one panel, still legible when a phone shows it at 320 pixels
 LONGEST_NAME = 21  # characters of a drafter's name that fit beside a panel; the tables show all
+LEGEND_WIDTH = 54  # characters of a legend's line, each name with four for its marker and the gap
 MARKERS = "osD^vP*Xp<>h"
 
 
@@ -35,6 +38,11 @@ class Theme:
     line: str
     series: tuple[str, ...]
     parts: tuple[str, ...]
+
+    @property
+    def colours(self) -> tuple[str, ...]:
+        """All of them, in an order that is the same for every theme."""
+        return (self.surface, self.ink, self.muted, self.line, *self.series, *self.parts)
 
 
 LIGHT = Theme(
@@ -73,6 +81,10 @@ class Canvas:
     def colour(self, name: str) -> str:
         return self.theme.series[self.order.index(name) % len(self.theme.series)]
 
+    def brief(self, name: str) -> str:
+        """The name, cut to what fits beside a panel and unlike that of any other drafter."""
+        return short_names(self.order, LONGEST_NAME)[name]
+
     def marker(self, name: str) -> str:
         return MARKERS[self.order.index(name) % len(MARKERS)]
 
@@ -97,27 +109,48 @@ def check_matplotlib() -> None:
         ) from error
 
 
-def render(picture: Picture, theme: Theme, order: Sequence[str], kind: str, *, alone: bool = False) -> bytes:
-    """The picture as `svg` or `png` bytes; the same numbers give the same bytes.
+def for_page(picture: Picture, order: Sequence[str]) -> dict[str, bytes]:
+    """The picture as SVG by the name of a theme: drawn once, for what differs between the themes is colours alone.
 
-    order: all drafters of the report. alone: with its title and its conditions, for use outside the page.
+    order: all drafters of the report. The same numbers give the same bytes.
     """
+    light = _drawn(picture, order, ("svg",), alone=False)["svg"]
+    return {LIGHT.name: light, DARK.name: recoloured(light, LIGHT, DARK)}
+
+
+def for_files(picture: Picture, order: Sequence[str]) -> dict[str, bytes]:
+    """The picture as `svg` and `png`, with its title and its conditions, for use outside the page."""
+    return _drawn(picture, order, ("svg", "png"), alone=True)
+
+
+def recoloured(svg: bytes, one: Theme, other: Theme) -> bytes:
+    """A drawing with every colour of one theme changed to the other's."""
+    colours = dict(zip(map(str.encode, one.colours), map(str.encode, other.colours), strict=True))
+    return re.sub(rb"#[0-9a-f]{6}(?![0-9a-f])", lambda found: colours.get(found[0], found[0]), svg)
+
+
+def _drawn(picture: Picture, order: Sequence[str], kinds: Sequence[str], *, alone: bool) -> dict[str, bytes]:
+    """Bytes by kind of file. Where everything stands takes most of the time, and is found out once for all kinds."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(_settings(theme, picture.name)):
+    drawn = {}
+    with matplotlib.rc_context(_settings(LIGHT, picture.name)):
         height = picture.height + (0.65 if alone else 0)
-        figure: Figure = Figure(figsize=(WIDTH, height), facecolor=theme.surface, layout="constrained")
+        figure: Figure = Figure(figsize=(WIDTH, height), facecolor=LIGHT.surface, layout="constrained")
         axes = figure.add_subplot()
         axes.tick_params(length=0)
-        picture.draw(Canvas(axes, theme, order))
+        picture.draw(Canvas(axes, LIGHT, order))
         if alone:
             figure.suptitle(picture.title, x=0.01, ha="left", fontsize=11.5, weight="bold")
-            figure.supxlabel(fill(picture.conditions, 96), x=0.01, ha="left", fontsize=6.5, color=theme.muted)
-        content = io.BytesIO()
-        metadata = {"Date": None} if kind == "svg" else {"Software": None}
-        figure.savefig(content, format=kind, dpi=200, metadata=metadata)
-    return content.getvalue()
+            figure.supxlabel(fill(picture.conditions, 96), x=0.01, ha="left", fontsize=6.5, color=LIGHT.muted)
+        for kind in kinds:
+            content = io.BytesIO()
+            metadata = {"Date": None} if kind == "svg" else {"Software": None}
+            figure.savefig(content, format=kind, dpi=200, metadata=metadata)
+            drawn[kind] = content.getvalue()
+            figure.set_layout_engine("none")  # leaves everything where it is
+    return drawn
 
 
 def _settings(theme: Theme, name: str) -> Any:
@@ -174,9 +207,11 @@ def key(canvas: Canvas, entries: Sequence[tuple[str, str, str]]) -> None:
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], color=colour, marker=marker, linestyle="", markersize=7) for _, colour, marker in entries]
+    longest = 4 + max(len(name) for name, _, _ in entries)
     legend = canvas.axes.legend(
-        handles, [brief(name) for name, _, _ in entries], loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.2,
-        ncols=min(3, len(entries)), frameon=False, handletextpad=0.2, columnspacing=1.2, fontsize=9,
+        handles, [name for name, _, _ in entries], loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.2,
+        ncols=min(len(entries), max(1, LEGEND_WIDTH // longest)), frameon=False, handletextpad=0.2, columnspacing=1.2,
+        fontsize=9,
     )  # fmt: skip
     for text, (_, colour, _) in zip(legend.get_texts(), entries, strict=True):
         text.set_color(canvas.theme.ink if colour == canvas.theme.parts[-1] else colour)
@@ -191,14 +226,14 @@ def name_ends(canvas: Canvas, ends: Sequence[End]) -> None:
     last = max((end.x for end in ends), default=0)
     at_edge = sorted((end for end in ends if end.x == last), key=lambda end: end.y)
     for end, place in zip(at_edge, _apart([end.y for end in at_edge], gap, high), strict=True):
-        axes.text(1.02, place, brief(end.name), transform=edge(axes), va="center", color=end.colour, fontsize=9)
+        axes.text(1.02, place, canvas.brief(end.name), transform=edge(axes), va="center", color=end.colour, fontsize=9)
     named = {end.name for end in at_edge}
     others = {end.name: end for end in sorted(ends, key=lambda end: end.x) if end.name not in named}
     for x in sorted({end.x for end in others.values()}):
         here = sorted((end for end in others.values() if end.x == x), key=lambda end: end.y)
         for end, place in zip(here, _apart([end.y for end in here], gap, high), strict=True):
             axes.annotate(
-                brief(end.name),
+                canvas.brief(end.name),
                 (x, place),
                 (8, 0),
                 textcoords="offset points",
@@ -206,11 +241,6 @@ def name_ends(canvas: Canvas, ends: Sequence[End]) -> None:
                 color=end.colour,
                 fontsize=9,
             )
-
-
-def brief(name: str) -> str:
-    """A drafter's name, cut to what fits beside a panel."""
-    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
 
 
 def _apart(heights: Sequence[float], gap: float, top: float) -> list[float]:

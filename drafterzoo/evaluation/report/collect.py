@@ -1,7 +1,8 @@
 """Gathers what results directories hold: runs that may share a table become one section, all others stand apart.
 
-Knows results, conditions, summaries and statistics; nothing of figures, tables or HTML. Every number is computed from
-the raw counters anew; of a stored summary only the logit gaps of differing texts are used, for no counter holds them.
+Knows results, conditions, summaries and statistics; nothing of figures, tables or HTML. Evaluations are gathered by
+offline.py, apart from what was decoded. Every number is computed from the raw counters anew; of a stored summary only
+the logit gaps of differing texts are used, for no counter holds them.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from drafterzoo.errors import DataError, UsageError
 from drafterzoo.evaluation import metrics, statistics
 from drafterzoo.evaluation.conditions import check_comparable, conditions_key, differing
 from drafterzoo.evaluation.report.definitions import Definition
+from drafterzoo.evaluation.report.folders import Failure, failures, find
+from drafterzoo.evaluation.report.offline import Evaluation, OfflineSection, offline_sections, read_evaluation
+from drafterzoo.evaluation.report.verdicts import Verdict, judged, tested
 from drafterzoo.evaluation.results import CONDITIONS, ROUNDS, Record, Results, read
 from drafterzoo.evaluation.statistics import PairedRatio
 from drafterzoo.evaluation.summary import PLAIN, Difference, differences, summarise
 
-LEVEL = 0.05  # of significance, for all comparisons of one column together
 NEEDED = ("target", "suite", "prompting", "sampling", "run", "machine", "code", "drafters", "budgets", "date")
 
 
@@ -70,27 +73,6 @@ class Row:
     @property
     def budget(self) -> Budget:
         return Budget.parse(self.figures["budget"])
-
-
-@attrs.frozen
-class Verdict:
-    """A ratio, and whether it still stands when all comparisons of its column are counted.
-
-    adjusted: Holm's p-value. clear: significant, corrected. withdrawn: the interval leaves out 1, the corrected p-value
-    does not bear it out.
-    """
-
-    ratio: PairedRatio
-    adjusted: float | None
-
-    @property
-    def clear(self) -> bool:
-        return self.adjusted is not None and self.adjusted < LEVEL
-
-    @property
-    def withdrawn(self) -> bool:
-        low, high = self.ratio.low, self.ratio.high
-        return low is not None and high is not None and not low <= 1 <= high and not self.clear
 
 
 @attrs.frozen(eq=False)
@@ -138,11 +120,16 @@ class Section:
 
 @attrs.frozen(eq=False)
 class Collection:
-    """All that a report shows. differing: the fields in which sections differ, with each section's value."""
+    """All that a report shows. differing: the fields in which sections differ, with each section's value.
+
+    offline: the sections of what was counted on rollouts. failures: cells of grids that have no whole row.
+    """
 
     sections: list[Section]
+    offline: list[OfflineSection]
     differing: dict[str, tuple[Any, ...]]
     definition: Definition | None
+    failures: list[Failure]
     remarks: list[str]
 
     @property
@@ -150,8 +137,14 @@ class Collection:
         return [run for section in self.sections for run in section.runs]
 
     @property
+    def every_run(self) -> list[Run | Evaluation]:
+        return [*self.runs, *(run for section in self.offline for run in section.runs)]
+
+    @property
     def drafters(self) -> list[str]:
-        return list(dict.fromkeys(name for section in self.sections for name in section.drafters))
+        """All drafters, in an order that gives each its colour."""
+        every: list[Section | OfflineSection] = [*self.sections, *self.offline]
+        return list(dict.fromkeys(name for section in every for name in section.drafters))
 
 
 def collect(directories: Sequence[Path], definition: Definition | None = None) -> Collection:
@@ -159,49 +152,37 @@ def collect(directories: Sequence[Path], definition: Definition | None = None) -
 
     Raises UsageError when a directory holds no results, DataError when results are broken or of another version.
     """
-    folders, remarks = find(directories)
-    runs = []
-    for folder in folders:
+    folders = find(directories)
+    runs, evaluations = [], []
+    remarks = list(folders.remarks)
+    for folder in folders.benches:
         found, said = _read(folder)
         if found.records:
             runs.append(_run(found, said))
         else:
             remarks.append(f"{folder} holds no answer yet and is left out.")
-    if not runs:
-        raise UsageError(
-            f"report: there is no answer in {_listed(folders)}; run the benchmark until at least one prompt is done."
-        )
+    for folder in folders.evaluations:
+        evaluation, said = read_evaluation(folder)
+        remarks += said
+        if evaluation.lines:
+            evaluations.append(evaluation)
+        else:
+            remarks.append(f"{folder} holds no rollout yet and is left out.")
+    if not runs and not evaluations:
+        empty = _listed([*folders.benches, *folders.evaluations])
+        raise UsageError(f"report: there is no answer in {empty}; run the command until at least one prompt is done.")
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(conditions_key(run.conditions), []).append(run)
     sections = [_section(number, group, definition) for number, group in enumerate(groups.values(), start=1)]
     fields = differing(*(section.conditions for section in sections))
-    return Collection(sections, fields, definition, remarks + [remark for run in runs for remark in run.remarks])
-
-
-def find(directories: Sequence[Path]) -> tuple[list[Path], list[str]]:
-    """The results directories meant, without doubles, and remarks on what was passed over on the way."""
-    if not directories:
-        raise UsageError("report: no folder was given; name one or several that `drafterzoo bench` wrote.")
-    folders: list[Path] = []
-    remarks: list[str] = []
-    for given in directories:
-        if not given.is_dir():
-            raise UsageError(f"report: {given} is not a folder; name one or several that `drafterzoo bench` wrote.")
-        below = [given] if (given / CONDITIONS).is_file() else _below(given)
-        ours = [folder for folder in below if (folder / ROUNDS).is_file()]
-        if not ours:
-            other = f"{below[0]} has {CONDITIONS} but no {ROUNDS}" if below else f"no {CONDITIONS} in it or below it"
-            raise UsageError(
-                f"report: {given} holds no benchmark results ({other}); give folders that `drafterzoo bench` wrote."
-            )
-        remarks += [f"{folder} is left out: it has no {ROUNDS}." for folder in below if folder not in ours]
-        folders += ours
-    return list({folder.resolve(): folder for folder in folders}.values()), remarks
-
-
-def _below(folder: Path) -> list[Path]:
-    return sorted(path.parent for path in folder.rglob(CONDITIONS))
+    offline, said = offline_sections(evaluations, len(sections) + 1)
+    remarks += [remark for run in runs for remark in run.remarks] + said
+    if definition is not None and offline:
+        remarks.append(
+            f"τ by {definition.project} needs decoded results: what was counted on rollouts shows ours alone."
+        )
+    return Collection(sections, offline, fields, definition, failures(folders), remarks)
 
 
 def _listed(folders: Sequence[Path]) -> str:
@@ -278,7 +259,7 @@ def _section(number: int, runs: list[Run], definition: Definition | None) -> Sec
     rows = [row for i, run in enumerate(runs) for row in _rows(run, several, definition) if i == 0 or not row.plain]
     rows.sort(key=_rank)
     drafted = [row for row in rows if not row.plain]
-    speeds = _judged([_speedup(row) for row in drafted])
+    speeds = judged([_speedup(row) for row in drafted])
     named = {(row.name, row.figures["budget"]): verdict for row, verdict in zip(drafted, speeds, strict=True)}
     return Section(number, runs[0].conditions, runs, rows, _comparisons(drafted), named)
 
@@ -308,10 +289,10 @@ def _base(name: str, order: Sequence[str]) -> int:
 def _comparisons(rows: Sequence[Row]) -> list[Comparison]:
     """Every two rows at the same budget, the one with the larger τ over the other."""
     pairs = [(a, b) for a, b in combinations(rows, 2) if a.figures["budget"] == b.figures["budget"]]
-    taus = _judged([_ratio(statistics.tau_columns(a.records, b.records)) for a, b in pairs])
+    taus = judged([tested(statistics.tau_columns(a.records, b.records)) for a, b in pairs])
     timed = [i for i, (a, b) in enumerate(pairs) if a.run is b.run]
-    ratios = [_ratio(statistics.speedup_columns(pairs[i][1].timed, pairs[i][0].timed)) for i in timed]
-    speeds = dict(zip(timed, _judged(ratios), strict=True))
+    ratios = [tested(statistics.speedup_columns(pairs[i][1].timed, pairs[i][0].timed)) for i in timed]
+    speeds = dict(zip(timed, judged(ratios), strict=True))
     return [Comparison(a, b, taus[i], speeds.get(i)) for i, (a, b) in enumerate(pairs)]
 
 
@@ -319,14 +300,3 @@ def _speedup(row: Row) -> tuple[PairedRatio, float | None]:
     """A row's speed-up over plain decoding of its own run, as the summary has it, and its p-value."""
     plain = [r for r in row.run.records if r.cell == PLAIN]
     return PairedRatio(**row.figures["speedup"]), statistics.swap_test(statistics.speedup_columns(plain, row.timed))
-
-
-def _ratio(columns: statistics.Array) -> tuple[PairedRatio, float | None]:
-    return statistics.paired_ratio(*columns.T), statistics.swap_test(columns)
-
-
-def _judged(ratios: Sequence[tuple[PairedRatio, float | None]]) -> list[Verdict]:
-    """The ratios of one column, their p-values corrected for one another."""
-    known = {i: p for i, (_, p) in enumerate(ratios) if p is not None}
-    adjusted = dict(zip(known, statistics.holm(list(known.values())), strict=True))
-    return [Verdict(ratio, adjusted.get(i)) for i, (ratio, _) in enumerate(ratios)]

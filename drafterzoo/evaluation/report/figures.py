@@ -5,27 +5,30 @@ Knows sections of a collection; nothing of colours, files, HTML or how a number 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from drafterzoo.evaluation.conditions import conditions_key
-from drafterzoo.evaluation.report.canvas import (
-    Canvas,
-    End,
-    Picture,
-    brief,
-    edge,
-    key,
-    line,
-    name_ends,
-    reference,
-    whisker,
-)
+from drafterzoo.evaluation.report.canvas import Canvas, Picture, edge, key, line, name_ends, reference
 from drafterzoo.evaluation.report.collect import Collection, Row, Section
-from drafterzoo.evaluation.summary import PLAIN
+from drafterzoo.evaluation.report.panels import (
+    LINE,
+    Ranked,
+    against_budget,
+    brief_budget,
+    by_depth,
+    curves_told,
+    largest_budgets,
+    lines_of,
+    plain_word,
+    ranked,
+    ranked_height,
+    ranked_told,
+    several_shapes,
+    told,
+)
 from drafterzoo.evaluation.tables import conditions_line, interval, number, short_budget
 
-LINE = 0.25  # inches for one row of a panel that lists rows
 PARTS = ("draft", "verify", "rest")
 PART_NAMES = {"draft": "drafter", "verify": "target's forward", "rest": "all else"}
 
@@ -35,20 +38,12 @@ def section_pictures(section: Section) -> list[Picture]:
     pictures = [_leaderboard(section, "tau"), _leaderboard(section, "speedup")] if section.drafted else []
     if len({row.budget.nodes for row in section.drafted}) > 1:
         pictures += [_curve(section, "tau"), _curve(section, "speedup")]
-    for budget in reference_budgets(section):
+    for budget in largest_budgets(section.drafted):
         pictures += [_depths(section, budget, "survival"), _depths(section, budget, "conditional")]
     pictures.append(_breakdown(section))
     if len(section.rows[0].figures["categories"]) > 1:
-        pictures += [_categories(section, budget) for budget in reference_budgets(section)]
+        pictures += [_categories(section, budget) for budget in largest_budgets(section.drafted)]
     return pictures
-
-
-def reference_budgets(section: Section) -> list[str]:
-    """The largest budget of each family, chains and trees: where pictures by depth and category are drawn."""
-    largest: dict[bool, Row] = {}
-    for row in section.drafted:  # from small to large
-        largest[row.budget.is_chain] = row
-    return [row.figures["budget"] for row in largest.values()]
 
 
 def families(collection: Collection) -> list[list[Section]]:
@@ -73,148 +68,71 @@ def batch_pictures(collection: Collection) -> list[Picture]:
 # ----------------------------------------------------------------------------------------------------- one picture each
 
 
+def _entries(section: Section, what: str) -> list[Ranked]:
+    tau = what == "tau"
+    ratios = [row.tau.as_dict() if tau else row.figures["speedup"] for row in section.drafted]
+    return [Ranked(row.name, row.figures["budget"], ratio) for row, ratio in zip(section.drafted, ratios, strict=True)]
+
+
 def _leaderboard(section: Section, what: str) -> Picture:
     """Every row with its 95 % interval, under the heading of its budget."""
-    tau = what == "tau"
-    lines = [(row, row.tau.as_dict() if tau else row.figures["speedup"]) for row in section.drafted]
-    slots = len(lines) + len(section.budgets)
-
-    def draw(canvas: Canvas) -> None:
-        axes, theme = canvas.axes, canvas.theme
-        place, budget = 0.0, None
-        for row, ratio in lines:
-            if row.figures["budget"] != budget:
-                budget = row.figures["budget"]
-                axes.text(0, place, short_budget(budget), transform=edge(axes), weight="bold", va="center", ha="right")
-                place += 1
-            if ratio["value"] is not None:
-                whisker(canvas, row.name, ratio, place)
-            axes.text(
-                -0.015,
-                place,
-                brief(row.name),
-                transform=edge(axes),
-                va="center",
-                ha="right",
-                color=canvas.colour(row.name),
-            )
-            text = interval(ratio).replace("x", "" if tau else "×", 1)
-            axes.text(1.02, place, text, transform=edge(axes), va="center", ha="left", fontsize=8.5)
-            place += 1
-        reference(axes, theme, 1.0)
-        axes.set_ylim(slots - 0.4, -0.6)
-        axes.set_yticks([])
-        axes.spines["left"].set_visible(False)
-        axes.grid(axis="x")
-        axes.set_xlabel("τ: tokens per target call, bonus counted" if tau else "speed-up over plain decoding")
-
-    said = "; ".join(f"{row.name} at {short_budget(row.figures['budget'])} {interval(ratio)}" for row, ratio in lines)
+    tau, entries = what == "tau", _entries(section, what)
     title = "τ at matched budgets" if tau else "Speed-up at matched budgets"
-    caption = "With 95 % intervals over prompts. Plain decoding is 1."
-    name = f"{section.number}-leaderboard-{'tau' if tau else 'speedup'}"
+    xlabel = "τ: tokens per target call, bonus counted" if tau else "speed-up over plain decoding"
+    said = ranked_told(entries)
     alt = f"{title}, with 95 % intervals: {said}.".replace("x [", " [") if tau else f"{title}: {said}."
-    return Picture(name, title, caption, alt, 0.75 + LINE * slots, draw, conditions_line(section.conditions))
+    return Picture(
+        f"{section.number}-leaderboard-{what}",
+        title,
+        "With 95 % intervals over prompts. Plain decoding is 1.",
+        alt,
+        ranked_height(entries),
+        ranked(entries, "" if tau else "×", xlabel),
+        conditions_line(section.conditions),
+    )
 
 
 def _curve(section: Section, what: str) -> Picture:
     """τ or speed-up against nodes, one line per drafter and shape of budget."""
-    tau = what == "tau"
-    lines: dict[tuple[str, str], list[tuple[int, Mapping[str, Any]]]] = {}
-    for row in section.drafted:
-        ratio = row.tau.as_dict() if tau else row.figures["speedup"]
-        if ratio["value"] is not None:
-            lines.setdefault((row.name, _shape(row)), []).append((row.budget.nodes, ratio))
-    several = len({shape for _, shape in lines}) > 1
-
-    def draw(canvas: Canvas) -> None:
-        axes = canvas.axes
-        ends: list[End] = []
-        shapes: dict[tuple[float, str], list[float]] = {}
-        for (name, shape), points in lines.items():
-            ends.append(line(canvas, name, points, "--" if shape == "chain" else "-"))
-            shapes.setdefault((ends[-1].x, shape), []).append(points[-1][1]["high"] or ends[-1].y)
-        nodes = sorted({size for points in lines.values() for size, _ in points})
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(nodes, [str(n) for n in nodes], minor=False)
-        axes.minorticks_off()
-        axes.set_xlim(nodes[0] * 0.85, nodes[-1] * 1.12)
-        reference(axes, canvas.theme, 1.0, horizontal=True)
-        axes.grid(axis="y")
-        axes.set_xlabel("nodes verified per target call (budget)")
-        axes.set_ylabel("τ, bonus counted" if tau else "speed-up over plain")
-        name_ends(canvas, ends)
-        if several:
-            edge_shapes = [shape for x_end, shape in shapes if x_end == nodes[-1]]
-            for (x_end, shape), heights in shapes.items():
-                if edge_shapes == [shape]:
-                    continue  # named by the drafters beside it
-                axes.annotate(
-                    shape, (x_end, max(heights)), (0, 6), textcoords="offset points", ha="center",
-                    color=canvas.theme.muted, fontsize=8.5,
-                )  # fmt: skip
-
+    tau, lines = what == "tau", lines_of(_entries(section, what))
     title = "τ against budget" if tau else "Speed-up against budget"
-    said = "; ".join(
-        f"{name} {shape}: " + ", ".join(f"{nodes} nodes {interval(ratio)}" for nodes, ratio in points)
-        for (name, shape), points in lines.items()
-    )
-    caption = "Bars: 95 % intervals over prompts." + (" Chains: dashed, or apart." if several else "")
-    name = f"{section.number}-budget-{'tau' if tau else 'speedup'}"
+    said = curves_told(lines)
     return Picture(
-        name,
+        f"{section.number}-budget-{what}",
         title,
-        caption,
+        "Bars: 95 % intervals over prompts." + (" Chains: dashed, or apart." if several_shapes(lines) else ""),
         f"{title}. {said.replace('x [', ' [') if tau else said}.",
         3.5,
-        draw,
+        against_budget(lines, "τ, bonus counted" if tau else "speed-up over plain"),
         conditions_line(section.conditions),
     )
 
 
 def _depths(section: Section, budget: str, what: str) -> Picture:
     """Share of rounds that got to each depth (survival), or past it once there (conditional)."""
-    rows = [row for row in section.drafted if row.figures["budget"] == budget]
-    lines = {row.name: row.figures[what] for row in rows}
-
-    def draw(canvas: Canvas) -> None:
-        axes = canvas.axes
-        ends: list[End] = []
-        for name, values in lines.items():
-            points = [(d, value) for d, value in enumerate(values, start=1) if value is not None]
-            if not points:
-                continue
-            x, y = zip(*points, strict=True)
-            colour = canvas.colour(name)
-            axes.plot(x, y, color=colour, marker=canvas.marker(name), markersize=6, linewidth=1.8)
-            ends.append(End(x[-1], y[-1], name, colour))
-        deepest = max(len(values) for values in lines.values())
-        axes.set_xticks(range(1, deepest + 1))
-        axes.set_xlim(0.7, deepest + 0.3)
-        axes.set_ylim(0, 1)
-        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
-        axes.grid(axis="y")
-        axes.set_xlabel("depth of the draft")
-        axes.set_ylabel("of all rounds" if what == "survival" else "of rounds that got there")
-        name_ends(canvas, ends)
-
-    kind = "Survival" if what == "survival" else "Conditional acceptance"
-    title = f"{kind} by depth, {short_budget(budget)}"
-    said = "; ".join(f"{name}: " + ", ".join(_percent(v) for v in values) for name, values in lines.items())
+    lines = {row.name: row.figures[what] for row in section.drafted if row.figures["budget"] == budget}
+    survival = what == "survival"
+    title = f"{'Survival' if survival else 'Conditional acceptance'} by depth, {brief_budget(budget)}"
     caption = (
         "Share of all rounds that committed at least that many drafts; the shares add up to the accepted drafts."
-        if what == "survival"
+        if survival
         else "Of the rounds that accepted all above and whose answer went on, the share that accepted this depth."
     )
-    file = f"{section.number}-{what}-{_plain_word(short_budget(budget))}"
     return Picture(
-        file, title, caption, f"{title}, depth 1 onwards. {said}.", 2.9, draw, conditions_line(section.conditions)
+        f"{section.number}-{what}-{plain_word(short_budget(budget))}",
+        title,
+        caption,
+        f"{title}, depth 1 onwards. {told(lines)}.",
+        2.9,
+        by_depth(lines, "depth of the draft", "of all rounds" if survival else "of rounds that got there"),
+        conditions_line(section.conditions),
     )
 
 
 def _breakdown(section: Section) -> Picture:
     """Milliseconds of a round, stacked: drafter, target's forward, all else."""
     rows = section.rows
-    names = [_long_name(row) for row in rows]
+    names = [_long_name(row, str) for row in rows]
     times = [[row.figures["milliseconds_per_round"][part] or 0.0 for part in PARTS] for row in rows]
 
     def draw(canvas: Canvas) -> None:
@@ -232,7 +150,7 @@ def _breakdown(section: Section) -> Picture:
                 left += value
             axes.text(left + 0.01 * longest, place, f" {left:.1f} ms", va="center", fontsize=8.5)
             axes.text(
-                -0.015, place, names[place], transform=edge(axes), va="center", ha="right",
+                -0.015, place, _long_name(row, canvas.brief), transform=edge(axes), va="center", ha="right",
                 color=theme.ink if row.plain else canvas.colour(row.name),
             )  # fmt: skip
         key(canvas, [(PART_NAMES[part], colour, "s") for part, colour in zip(PARTS, theme.parts, strict=True)])
@@ -289,14 +207,14 @@ def _categories(section: Section, budget: str) -> Picture:
         reference(axes, canvas.theme, 1.0)
         axes.grid(axis="x")
         axes.set_xlabel("speed-up over plain decoding")
-        key(canvas, [(name, canvas.colour(name), canvas.marker(name)) for name in values])
+        key(canvas, [(canvas.brief(name), canvas.colour(name), canvas.marker(name)) for name in values])
 
     said = "; ".join(
         f"{name}: " + ", ".join(f"{kind} {number(value)}" for kind, value in zip(kinds, each, strict=True))
         for name, each in values.items()
     )
-    title = f"Speed-up by kind of prompt, {short_budget(budget)}"
-    file = f"{section.number}-categories-{_plain_word(short_budget(budget))}"
+    title = f"Speed-up by kind of prompt, {brief_budget(budget)}"
+    file = f"{section.number}-categories-{plain_word(short_budget(budget))}"
     caption = "Each over plain decoding on the same prompts. Plain decoding is 1."
     return Picture(
         file, title, caption, f"{title}. {said}.", 1.1 + 0.33 * len(kinds), draw, conditions_line(section.conditions)
@@ -325,7 +243,7 @@ def _batches(sections: Sequence[Section], budget: str) -> Picture:
         axes.set_ylabel("speed-up over plain")
         name_ends(canvas, ends)
 
-    title = f"Speed-up against batch size, {short_budget(budget)}"
+    title = f"Speed-up against batch size, {brief_budget(budget)}"
     said = "; ".join(
         f"{name}: " + ", ".join(f"batch {size} {interval(ratio)}" for size, ratio in points)
         for name, points in lines.items()
@@ -333,34 +251,16 @@ def _batches(sections: Sequence[Section], budget: str) -> Picture:
     caption = "Each over plain decoding at the same batch size. Bars: 95 % intervals over batches of prompts."
     sizes = ", ".join(str(_batch_size(section)) for section in sections)
     conditions = {**sections[0].conditions, "run": {**sections[0].conditions["run"], "batch_size": sizes}}
-    file = f"{sections[0].number}-batch-{_plain_word(short_budget(budget))}"
+    file = f"{sections[0].number}-batch-{plain_word(short_budget(budget))}"
     return Picture(file, title, caption, f"{title}. {said}.", 3.0, draw, conditions_line(conditions))
 
 
 # ------------------------------------------------------------------------------------------------------------- words
 
 
-def _shape(row: Row) -> str:
-    """chain, tree (of default shape), or the widths of a tree of another shape."""
-    budget = row.budget
-    if budget.is_chain:
-        return "chain"
-    if short_budget(row.figures["budget"]).startswith("tree:"):
-        return "tree"
-    return f"tree {budget.depth}·{budget.grow}·{budget.offer}" + (f"·{budget.reconsider}" if budget.reconsider else "")
-
-
-def _long_name(row: Row) -> str:
-    return "plain" if row.figures["cell"] == PLAIN else f"{brief(row.name)} {short_budget(row.figures['budget'])}"
+def _long_name(row: Row, brief: Callable[[str], str]) -> str:
+    return "plain" if row.plain else f"{brief(row.name)} {brief_budget(row.figures['budget'])}"
 
 
 def _batch_size(section: Section) -> int:
     return int(section.conditions["run"]["batch_size"])
-
-
-def _percent(value: float | None) -> str:
-    return "no such round" if value is None else f"{100 * value:.0f} %"
-
-
-def _plain_word(text: str) -> str:
-    return "".join(letter if letter.isalnum() else "-" for letter in text)

@@ -11,11 +11,16 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
+import attrs
+
 from drafterzoo.errors import UsageError
-from drafterzoo.evaluation.report import tabulate
-from drafterzoo.evaluation.report.canvas import DARK, LIGHT, Picture, render
+from drafterzoo.evaluation.offline.summary import conditions_line as offline_line
+from drafterzoo.evaluation.report import offline_tables, tabulate
+from drafterzoo.evaluation.report.canvas import DARK, LIGHT, Picture, for_page
 from drafterzoo.evaluation.report.collect import Collection, Section
 from drafterzoo.evaluation.report.figures import batch_pictures, section_pictures
+from drafterzoo.evaluation.report.offline import OfflineSection
+from drafterzoo.evaluation.report.offline_figures import offline_pictures
 from drafterzoo.evaluation.tables import conditions_line
 
 
@@ -29,8 +34,26 @@ def check_jinja() -> None:
         ) from error
 
 
-def build(collection: Collection, pictures: Mapping[str, Mapping[str, str]]) -> str:
-    """The page. pictures: for every picture's name, its `light` and `dark` data URI (see `inlined`)."""
+@attrs.frozen(eq=False)
+class Pictures:
+    """All figures of a report: over batch sizes, and by the number of their section."""
+
+    batches: list[Picture]
+    by_section: dict[int, list[Picture]]
+
+    @classmethod
+    def of(cls, collection: Collection) -> Pictures:
+        decoded = {section.number: section_pictures(section) for section in collection.sections}
+        counted = {section.number: offline_pictures(section) for section in collection.offline}
+        return cls(batch_pictures(collection), {**decoded, **counted})
+
+    @property
+    def every(self) -> list[Picture]:
+        return [*self.batches, *(picture for some in self.by_section.values() for picture in some)]
+
+
+def build(collection: Collection, pictures: Pictures, inside: Mapping[str, Mapping[str, str]]) -> str:
+    """The page. inside: for every picture's name, its `light` and `dark` data URI (see `inlined`)."""
     import jinja2
 
     folder = resources.files("drafterzoo.evaluation.report")
@@ -44,21 +67,28 @@ def build(collection: Collection, pictures: Mapping[str, Mapping[str, str]]) -> 
         themes=[("light", LIGHT), ("dark", DARK)],
         order=collection.drafters,
         remarks=collection.remarks,
+        failures=tabulate.failures(collection),
         overview=tabulate.overview(collection),
-        batches=batch_pictures(collection),
-        sections=[_section(section, collection) for section in collection.sections],
-        pictures=pictures,
-        definition=collection.definition,
+        batches=pictures.batches,
+        sections=[
+            {**_section(section, collection), "pictures": pictures.by_section[section.number]}
+            for section in collection.sections
+        ],
+        offline_overview=offline_tables.overview(collection.offline),
+        offline=[
+            {**_offline(section), "pictures": pictures.by_section[section.number]} for section in collection.offline
+        ],
+        pictures=inside,
         title=_title(collection),
-        version=sorted({str(run.conditions["code"].get("drafterzoo")) for run in collection.runs}),
+        version=sorted({str(run.conditions["code"].get("drafterzoo")) for run in collection.every_run}),
     )
 
 
 def inlined(picture: Picture, order: Sequence[str]) -> dict[str, str]:
     """The picture for the light and for the dark page, as data URIs."""
     return {
-        theme.name: "data:image/svg+xml;base64," + base64.b64encode(render(picture, theme, order, "svg")).decode()
-        for theme in (LIGHT, DARK)
+        theme: "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
+        for theme, svg in for_page(picture, order).items()
     }
 
 
@@ -72,9 +102,24 @@ def _section(section: Section, collection: Collection) -> dict[str, Any]:
         "lossless": lossless(section),
         "verdicts": tabulate.verdicts(section),
         "leaderboard": tabulate.leaderboard(section, collection),
-        "pictures": section_pictures(section),
         "pairs": tabulate.head_to_head(section),
         "folded": [table for make in folded if (table := make(section)) is not None],
+    }
+
+
+def _offline(section: OfflineSection) -> dict[str, Any]:
+    """What the template needs of an evaluation."""
+    made = (offline_tables.acceptance, offline_tables.at_least, offline_tables.categories, offline_tables.conditions)
+    conditions = section.conditions
+    sampling, target = conditions["sampling"], conditions["target"]["name"]
+    words = [conditions["rollouts"]["name"], target, f"T={sampling['temperature']:g}", sampling["rule"]]
+    return {
+        "number": section.number,
+        "title": " · ".join(words),
+        "line": offline_line(conditions),
+        "leaderboard": offline_tables.leaderboard(section),
+        "pairs": offline_tables.head_to_head(section),
+        "folded": [table for make in made if (table := make(section)) is not None],
     }
 
 
@@ -88,9 +133,10 @@ def heading(section: Section) -> str:
 
 
 def _title(collection: Collection) -> str:
-    suites = dict.fromkeys(section.conditions["suite"]["name"] for section in collection.sections)
-    targets = dict.fromkeys(section.conditions["target"]["name"] for section in collection.sections)
-    return f"Drafters on {', '.join(suites)}, target {', '.join(targets)}"
+    asked = [section.conditions["suite"]["name"] for section in collection.sections]
+    counted = [section.conditions["rollouts"]["name"] for section in collection.offline]
+    every = [run.conditions["target"]["name"] for run in collection.every_run]
+    return f"Drafters on {', '.join(dict.fromkeys(asked + counted))}, target {', '.join(dict.fromkeys(every))}"
 
 
 def _gap(gap: float | None) -> str:

@@ -11,7 +11,9 @@ from typing import Any
 import attrs
 
 from drafterzoo.evaluation.conditions import flatten, shared
-from drafterzoo.evaluation.report.collect import LEVEL, Collection, Comparison, Row, Section, Verdict
+from drafterzoo.evaluation.report.collect import Collection, Comparison, Row, Section
+from drafterzoo.evaluation.report.offline import OfflineRow
+from drafterzoo.evaluation.report.verdicts import LEVEL, Verdict
 from drafterzoo.evaluation.statistics import PairedRatio
 from drafterzoo.evaluation.tables import NOTHING, interval, number, short_budget
 
@@ -20,11 +22,15 @@ WITHDRAWN = "†"
 
 @attrs.frozen
 class Column:
-    """title; csv: what its cells are called when copied, one name for each value of a cell; words: not numbers."""
+    """title; csv: what its cells are called when copied, one name for each value of a cell; words: not numbers.
+
+    long: its cells hold whole sentences, which may take several lines.
+    """
 
     title: str
     csv: tuple[str, ...] = attrs.field(default=attrs.Factory(lambda self: (self.title,), takes_self=True))
     words: bool = False
+    long: bool = False
 
 
 @attrs.frozen
@@ -60,11 +66,11 @@ def leaderboard(section: Section, collection: Collection) -> Table:
     definition = collection.definition
     columns = [
         *LABELS,
-        _ratio_column("τ with bonus [95 %]", "tau"),
+        ratio_column("τ with bonus [95 %]", "tau"),
         Column("τ macro"),
         *([Column(f"τ by {definition.project} ‡", (f"tau_{definition.name}",))] if definition else []),
         Column("accepted", ("accepted_per_round",)),
-        _ratio_column("speed-up [95 %]", "speedup"),
+        ratio_column("speed-up [95 %]", "speedup"),
         Column("tok/s", ("tokens_per_second",)),
         Column("forwards", ("forwards_per_round",)),
         Column("rows", ("rows_per_round",)),
@@ -76,14 +82,14 @@ def leaderboard(section: Section, collection: Collection) -> Table:
     rows = []
     for row in section.rows:
         figures = row.figures
-        speed = _plain_speed() if row.plain else _verdict(section.speed(row), best=row in best["speed"])
+        speed = _plain_speed() if row.plain else verdict_cell(section.speed(row), best=row in best["speed"])
         rows.append((
-            _drafter(row), _budget(row),
-            _ratio(row.tau, unit="", best=row in best["tau"]), _number(figures["tau_macro"]),
-            *([_number(row.other)] if definition else []),
-            _number(figures["accepted_per_round"]), speed, _number(figures["tokens_per_second"], 1),
-            _number(figures["forwards_per_round"], 1), _number(figures["rows_per_round"], 1),
-            _number(figures["nodes_per_round"], 1), _number(_milliseconds(row), 1), _equal(row),
+            drafter_cell(row), budget_cell(row),
+            ratio_cell(row.tau, unit="", best=row in best["tau"]), number_cell(figures["tau_macro"]),
+            *([number_cell(row.other)] if definition else []),
+            number_cell(figures["accepted_per_round"]), speed, number_cell(figures["tokens_per_second"], 1),
+            number_cell(figures["forwards_per_round"], 1), number_cell(figures["rows_per_round"], 1),
+            number_cell(figures["nodes_per_round"], 1), number_cell(_milliseconds(row), 1), _equal(row),
         ))  # fmt: skip
     notes = [
         "τ: committed tokens per target call, accepted + 1 (the bonus token counts), cut at EOS, pooled over rounds; "
@@ -92,7 +98,7 @@ def leaderboard(section: Section, collection: Collection) -> Table:
         "Forwards, rows, nodes and milliseconds are per round (one target call): what equal budgets cost.",
     ]
     if any(section.speed(row).withdrawn for row in section.drafted):
-        notes.append(_withdrawn(len(section.drafted)))
+        notes.append(withdrawn_note(len(section.drafted)))
     if definition:
         short = definition.falls_short(r for row in section.drafted for r in row.records)
         notes.append(
@@ -116,24 +122,21 @@ def head_to_head(section: Section) -> Table | None:
     columns = (
         *LABELS,
         Column("against", words=True),
-        _ratio_column("τ ratio [95 %]", "tau_ratio"),
+        ratio_column("τ ratio [95 %]", "tau_ratio"),
         Column("p (τ)", ("tau_p_holm",)),
-        _ratio_column("speed ratio [95 %]", "speed_ratio"),
+        ratio_column("speed ratio [95 %]", "speed_ratio"),
         Column("p (speed)", ("speed_p_holm",)),
     )
     rows = tuple(
         (
-            _drafter(c.row), _budget(c.row), _drafter(c.against),
-            _verdict(c.tau), _p(c.tau), _verdict(c.speed), _p(c.speed),
+            drafter_cell(c.row), budget_cell(c.row), drafter_cell(c.against),
+            verdict_cell(c.tau), p_cell(c.tau), verdict_cell(c.speed), p_cell(c.speed),
         )
         for c in section.comparisons
     )  # fmt: skip
-    notes = [
-        f"Paired by prompt, intervals over prompts; an interval that holds 1 leaves open which is better. p: of a swap "
-        f"test, after Holm's correction over the {len(rows)} comparisons of the column; bold where it is below {LEVEL}."
-    ]
+    notes = [paired_note(len(rows))]
     if any(c.tau.withdrawn or (c.speed is not None and c.speed.withdrawn) for c in section.comparisons):
-        notes.append(_withdrawn(len(rows)))
+        notes.append(withdrawn_note(len(rows)))
     if any(c.speed is None for c in section.comparisons):
         notes.append(
             "No speed ratio where the two drafters were timed in different runs: the machine may have drifted."
@@ -147,7 +150,7 @@ def best_budgets(section: Section) -> Table | None:
         return None
     columns = (
         Column("drafter", words=True), Column("its best budget", words=True),
-        _ratio_column("speed-up [95 %]", "speedup"), _ratio_column("τ with bonus [95 %]", "tau"),
+        ratio_column("speed-up [95 %]", "speedup"), ratio_column("τ with bonus [95 %]", "tau"),
         Column("forwards", ("forwards_per_round",)), Column("ms/round", ("milliseconds_per_round",)),
     )  # fmt: skip
     rows = []
@@ -155,8 +158,8 @@ def best_budgets(section: Section) -> Table | None:
         own = [row for row in section.drafted if row.name == name]
         row = max(own, key=lambda row: row.figures["speedup"]["value"] or 0.0)
         speed = PairedRatio(**row.figures["speedup"])
-        cells = (_ratio(speed), _ratio(row.tau, unit=""), _number(row.figures["forwards_per_round"], 1))
-        rows.append((_drafter(row), _budget(row), *cells, _number(_milliseconds(row), 1)))
+        cells = (ratio_cell(speed), ratio_cell(row.tau, unit=""), number_cell(row.figures["forwards_per_round"], 1))
+        rows.append((drafter_cell(row), budget_cell(row), *cells, number_cell(_milliseconds(row), 1)))
     note = (
         "Each budget was chosen on these very prompts, which flatters it: not comparable with rows at a fixed budget."
     )
@@ -175,9 +178,9 @@ def depths(section: Section) -> Table | None:
     rows = []
     for row in section.drafted:
         for kind in ("survival", "conditional"):
-            values = [_number(value, 3) for value in row.figures[kind]]
+            values = [number_cell(value, 3) for value in row.figures[kind]]
             cells = values + [Cell(NOTHING)] * (deepest - len(values))
-            rows.append((_drafter(row), _budget(row), Cell(kind, kind), *cells))
+            rows.append((drafter_cell(row), budget_cell(row), Cell(kind, kind), *cells))
     note = (
         "Survival: of all rounds, those that committed at least that many drafts; the shares add up to the accepted "
         "drafts. Conditional: of the rounds that accepted all above and whose answer went on, those that accepted this "
@@ -197,13 +200,10 @@ def costs(section: Section) -> Table:
     rows = []
     for row in section.rows:
         times, shares = row.figures["milliseconds_per_round"], row.figures["time_shares"]
-        cells = [_number(times[part], 2) for part in ("draft", "verify", "rest")]
-        cells += [_number(None if shares[p] is None else 100 * shares[p], 1) for p in ("draft", "verify", "rest")]
-        counts = [
-            Cell(f"{row.figures[name]:,}", row.figures[name], (str(row.figures[name]),))
-            for name in ("rounds", "tokens")
-        ]
-        rows.append((_drafter(row), _budget(row), *cells, *counts))
+        cells = [number_cell(times[part], 2) for part in ("draft", "verify", "rest")]
+        cells += [number_cell(None if shares[p] is None else 100 * shares[p], 1) for p in ("draft", "verify", "rest")]
+        counts = [count_cell(row.figures[name]) for name in ("rounds", "tokens")]
+        rows.append((drafter_cell(row), budget_cell(row), *cells, *counts))
     note = (
         "Mean time of a round in the drafter, in the target's forward, and in all else (acceptance, caches, the loop)."
     )
@@ -223,23 +223,42 @@ def categories(section: Section) -> Table | None:
         cells: list[Cell] = []
         for kind in kinds:
             figures = row.figures["categories"].get(kind, {})
-            cells += [_number(figures.get("tau")), _number(figures.get("speedup", {}).get("value"))]
-        rows.append((_drafter(row), _budget(row), *cells))
+            cells += [number_cell(figures.get("tau")), number_cell(figures.get("speedup", {}).get("value"))]
+        rows.append((drafter_cell(row), budget_cell(row), *cells))
     note = "In brackets: answers of that kind. τ with the bonus token, pooled; ×: speed-up over plain decoding on them."
     return Table(f"categories-{section.number}", "By kind of prompt", tuple(columns), tuple(rows), (note,))
 
 
 def conditions(section: Section) -> Table:
     """Everything that can change a number, and the rows' own: which weights each drafter has."""
-    pairs = [(field, _said(value)) for field, value in flatten(shared(section.conditions))]
+    pairs = [(field, said(value)) for field, value in flatten(shared(section.conditions))]
     for run in section.runs:
         pairs.append((f"run {run.name}", f"{run.conditions['date']}, {run.directory}"))
         for name, drafter in run.conditions["drafters"].items():
             weights = drafter.get("weights_sha256")
             pairs.append((f"drafter {name}", f"weights sha256 {weights[:16]}" if weights else "no weights"))
     rows = tuple((Cell(field, field), Cell(value, value)) for field, value in dict(pairs).items())
-    columns = (Column("condition", words=True), Column("value", words=True))
+    columns = (Column("condition", words=True), Column("value", words=True, long=True))
     return Table(f"conditions-{section.number}", "Conditions", columns, rows)
+
+
+def failures(collection: Collection) -> Table | None:
+    """The cells of grids that failed, each with its reason. None where none did."""
+    columns = (
+        *LABELS, Column("why", words=True, long=True), Column("table", words=True), Column("grid", words=True),
+    )  # fmt: skip
+    rows = tuple(
+        (
+            Cell(one.shown, one.drafter), Cell(short_budget(one.budget) if one.budget else NOTHING),
+            Cell(one.reason), Cell(one.table, one.table), Cell(one.grid, one.grid),
+        )
+        for one in collection.failures
+    )  # fmt: skip
+    note = (
+        "Of the last run of each grid. These rows are missing below, or stand on fewer prompts; the same `drafterzoo "
+        "grid` command tries them again."
+    )
+    return Table("failures", "Cells that failed", columns, rows, (note,)) if rows else None
 
 
 def overview(collection: Collection) -> Table | None:
@@ -253,7 +272,7 @@ def overview(collection: Collection) -> Table | None:
     )  # fmt: skip
     rows = []
     for index, section in enumerate(collection.sections):
-        values = [(_said(each[index]), each[index]) for each in fields.values()]
+        values = [(said(each[index]), each[index]) for each in fields.values()]
         cells = [Cell(text, value if isinstance(value, int | float) else text) for text, value in values]
         rows.append((Cell(str(section.number), section.number), *cells, *_leaders(section)))
     note = "Numbers of different sections may not be compared: something other than the drafter differs."
@@ -308,44 +327,49 @@ def _inverse(ratio: PairedRatio) -> PairedRatio:
 # --------------------------------------------------------------------------------------------------------------- cells
 
 
-def _budget(row: Row) -> Cell:
+def budget_cell(row: Row | OfflineRow) -> Cell:
     if row.plain:
         return Cell(NOTHING, -1.0)
     return Cell(short_budget(row.figures["budget"]), row.budget.nodes + (0 if row.budget.is_chain else 0.5))
 
 
-def _drafter(row: Row) -> Cell:
+def drafter_cell(row: Row | OfflineRow) -> Cell:
     return Cell("plain", "") if row.plain else Cell(row.name, row.name, series=row.name)
 
 
-def _ratio_column(title: str, name: str) -> Column:
+def ratio_column(title: str, name: str) -> Column:
     return Column(title, (name, f"{name}_low", f"{name}_high"))
 
 
-def _ratio(ratio: PairedRatio, *, unit: str = "×", mark: str = "", best: bool = False) -> Cell:
+def ratio_cell(ratio: PairedRatio, *, unit: str = "×", mark: str = "", best: bool = False) -> Cell:
     text = interval(ratio.as_dict()).replace("x", unit, 1) + mark
     return Cell(text, ratio.value, tuple(_exact(v) for v in (ratio.value, ratio.low, ratio.high)), best=best)
 
 
-def _verdict(verdict: Verdict | None, best: bool = False) -> Cell:
+def verdict_cell(verdict: Verdict | None, best: bool = False) -> Cell:
     if verdict is None:
         return Cell(NOTHING, csv=("", "", ""))
-    return _ratio(verdict.ratio, mark=f" {WITHDRAWN}" if verdict.withdrawn else "", best=best)
+    return ratio_cell(verdict.ratio, mark=f" {WITHDRAWN}" if verdict.withdrawn else "", best=best)
 
 
 def _plain_speed() -> Cell:
     return Cell("1", 1.0, ("1", "", ""))
 
 
-def _p(verdict: Verdict | None) -> Cell:
+def p_cell(verdict: Verdict | None) -> Cell:
     if verdict is None or verdict.adjusted is None:
         return Cell(NOTHING, csv=("",))
     p = verdict.adjusted
     return Cell("< 0.001" if p < 0.001 else f"{p:.3f}", p, (_exact(p),), best=verdict.clear)
 
 
-def _number(value: float | None, digits: int = 2) -> Cell:
+def number_cell(value: float | None, digits: int = 2) -> Cell:
     return Cell(number(value, digits), value, (_exact(value),))
+
+
+def count_cell(value: float) -> Cell:
+    whole = round(value)
+    return Cell(f"{whole:,}", whole, (str(whole),))
 
 
 def _exact(value: float | None) -> str:
@@ -381,14 +405,22 @@ def _best(section: Section) -> Mapping[str, list[Row]]:
     return best
 
 
-def _withdrawn(comparisons: int) -> str:
+def paired_note(comparisons: int) -> str:
+    return (
+        f"Paired by prompt, intervals over prompts; an interval that holds 1 leaves open which is better. p: of a swap "
+        f"test, after Holm's correction over the {comparisons} comparisons of the column; bold where it is below "
+        f"{LEVEL}."
+    )
+
+
+def withdrawn_note(comparisons: int) -> str:
     return (
         f"{WITHDRAWN} The interval leaves out 1, but a swap test finds the difference not significant at "
         f"{100 * LEVEL:.0f} % once Holm's correction counts the {comparisons} comparisons of the column."
     )
 
 
-def _said(value: Any) -> str:
+def said(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):

@@ -16,25 +16,33 @@ import attrs
 
 from drafterzoo.disk import check_folder, writing
 from drafterzoo.evaluation.report import definitions
-from drafterzoo.evaluation.report.canvas import LIGHT, Picture, check_matplotlib, render
-from drafterzoo.evaluation.report.collect import Collection, Comparison, Row, Section, Verdict, collect
-from drafterzoo.evaluation.report.figures import batch_pictures, section_pictures
-from drafterzoo.evaluation.report.page import build, check_jinja, inlined, lossless
+from drafterzoo.evaluation.report.canvas import Picture, check_matplotlib, for_files
+from drafterzoo.evaluation.report.collect import Collection, Comparison, Row, Section, collect
+from drafterzoo.evaluation.report.folders import Failure
+from drafterzoo.evaluation.report.offline import OfflineSection
+from drafterzoo.evaluation.report.page import Pictures, build, check_jinja, inlined, lossless
+from drafterzoo.evaluation.report.verdicts import Verdict
 from drafterzoo.evaluation.results import write_whole
 from drafterzoo.progress import progress
 
 PAGE, FIGURES = "report.html", "figures"
-OURS = re.compile(r"\d+-(leaderboard|budget|survival|conditional|time|categories|batch)[\w-]*\.(png|svg)")
+OURS = re.compile(
+    r"\d+-(leaderboard|budget|survival|conditional|time|categories|batch|atleast|acceptance)[\w-]*\.(png|svg)"
+)
 
 
 @attrs.frozen
 class ReportResult:
-    """What was written. page: the HTML file. figures: PNG and SVG files. summary: the page's numbers, a plain dict."""
+    """What was written. page: the HTML file. figures: PNG and SVG files. summary: the page's numbers, a plain dict.
+
+    failures: the cells of grids that failed, which have no row, or not a whole one.
+    """
 
     page: Path
     figures: list[Path]
     summary: dict[str, Any]
     remarks: list[str]
+    failures: list[Failure]
 
     @property
     def directory(self) -> Path:
@@ -50,10 +58,11 @@ def report(
 ) -> ReportResult:
     """Write one self-contained HTML page, and PNG and SVG figures, about one or several results directories.
 
-    directories: what `bench` wrote, or folders that hold such directories at any depth. Rows whose conditions differ in
-    anything but the drafter get sections of their own. out: the report's folder, by default `report` inside the first
-    directory; an older report there is replaced. definition: "vllm", "sglang", "eagle", "hass", "specforge" or
-    "deepspec" adds τ as that project defines it, from the raw counters.
+    directories: what `bench`, `grid` or `evaluate` wrote, or folders that hold such directories at any depth. Rows
+    whose conditions differ in anything but the drafter get sections of their own, and what was counted on rollouts
+    stands apart from what was decoded. out: the report's folder, by default `report` inside the first directory; an
+    older report there is replaced. definition: "vllm", "sglang", "eagle", "hass", "specforge" or "deepspec" adds τ as
+    that project defines it, from the raw counters.
     Raises UsageError (no results, an unknown definition, a missing extra), DataError (broken results, or of another
     format version) and DiskError (a folder that cannot be written), before anything is written.
     """
@@ -65,16 +74,14 @@ def report(
     folder = Path(out) if out is not None else Path(given[0]) / "report"
     what = f"{folder}: the report"
     check_folder(folder / FIGURES, what)
-    pictures = batch_pictures(collection)
-    for section in collection.sections:
-        pictures += section_pictures(section)
+    pictures = Pictures.of(collection)
     with writing(what):
         (folder / FIGURES).mkdir(parents=True, exist_ok=True)
-        inside, files = _figures(pictures, collection, folder / FIGURES, show_progress)
+        inside, files = _figures(pictures.every, collection, folder / FIGURES, show_progress)
         for stale in {path for path in (folder / FIGURES).iterdir() if OURS.fullmatch(path.name)} - set(files):
             stale.unlink()  # of an older report: a figure that this page does not show
-        write_whole(folder / PAGE, build(collection, inside).encode())
-    return ReportResult(folder / PAGE, files, _summary(collection), collection.remarks)
+        write_whole(folder / PAGE, build(collection, pictures, inside).encode())
+    return ReportResult(folder / PAGE, files, _summary(collection), collection.remarks, collection.failures)
 
 
 def _figures(
@@ -82,12 +89,12 @@ def _figures(
 ) -> tuple[dict[str, dict[str, str]], list[Path]]:
     """Draw everything: data URIs for the page by picture, and the files."""
     inside, files = {}, []
-    with progress("drawing", len(pictures), "figures/s") if show_progress else nullcontext() as bar:
+    with progress("drawing", len(pictures), "figures") if show_progress else nullcontext() as bar:
         for picture in pictures:
             inside[picture.name] = inlined(picture, collection.drafters)
-            for kind in ("png", "svg"):
+            for kind, content in for_files(picture, collection.drafters).items():
                 path = folder / f"{picture.name}.{kind}"
-                write_whole(path, render(picture, LIGHT, collection.drafters, kind, alone=True))
+                write_whole(path, content)
                 files.append(path)
             if bar is not None:
                 bar(1)
@@ -99,7 +106,9 @@ def _summary(collection: Collection) -> dict[str, Any]:
         "definition": collection.definition.name if collection.definition else None,
         "differing": {field: list(values) for field, values in collection.differing.items()},
         "remarks": collection.remarks,
+        "failures": [attrs.asdict(failure) for failure in collection.failures],
         "sections": [_section(section) for section in collection.sections],
+        "offline": [_offline(section) for section in collection.offline],
     }
 
 
@@ -111,6 +120,25 @@ def _section(section: Section) -> dict[str, Any]:
         "lossless": lossless(section)["text"],
         "rows": [_row(row) for row in section.rows],
         "comparisons": [_comparison(comparison) for comparison in section.comparisons],
+    }
+
+
+def _offline(section: OfflineSection) -> dict[str, Any]:
+    return {
+        "number": section.number,
+        "conditions": section.conditions,
+        "definition": section.summary["definition"],
+        "runs": [str(run.directory) for run in section.runs],
+        "rows": [{**row.figures, "mal_interval": row.mal.as_dict()} for row in section.rows],
+        "comparisons": [
+            {
+                "budget": pair.row.figures["budget"],
+                "drafter": pair.row.name,
+                "against": pair.against.name,
+                "mal_ratio": _verdict(pair.mal),
+            }
+            for pair in section.comparisons
+        ],
     }
 
 

@@ -1,0 +1,114 @@
+"""Finds what a report is about: results of benchmarks, of evaluations, and the grids whose cells failed.
+
+Knows which files make a folder which; nothing of what is in results or of how it is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+
+from drafterzoo.errors import DataError, UsageError
+from drafterzoo.evaluation.grid_folder import FAILURES, GRID, failures_of
+from drafterzoo.evaluation.offline.lines import LINES
+from drafterzoo.evaluation.results import CONDITIONS, ROUNDS, read_object
+from drafterzoo.evaluation.summary import PLAIN
+from drafterzoo.evaluation.tables import short_budget
+
+MAKERS = "`drafterzoo bench`, `grid` or `evaluate`"
+
+
+@attrs.frozen
+class Failure:
+    """A cell that raised in the last session of its grid. budget is empty for plain decoding."""
+
+    grid: str
+    table: str
+    drafter: str
+    budget: str
+    reason: str
+
+    @property
+    def shown(self) -> str:
+        """The drafter as rows call it."""
+        return "plain" if self.drafter == PLAIN else self.drafter
+
+    def __str__(self) -> str:
+        cell = f"{self.shown} at {short_budget(self.budget)}" if self.budget else self.shown
+        return f"{cell} failed in {self.table} of grid {self.grid}: {self.reason}"
+
+
+@attrs.frozen(eq=False)
+class Folders:
+    """Results directories, without doubles; whole grids; and remarks on what was passed over on the way."""
+
+    benches: list[Path]
+    evaluations: list[Path]
+    grids: list[Path]
+    remarks: list[str]
+
+
+def find(directories: Sequence[Path]) -> Folders:
+    """The results directories meant. Raises UsageError when one of those given holds none."""
+    if not directories:
+        raise UsageError(f"report: no folder was given; name one or several that {MAKERS} wrote.")
+    folders: list[Path] = []
+    grids: list[Path] = []
+    remarks: list[str] = []
+    for given in directories:
+        if not given.is_dir():
+            raise UsageError(f"report: {given} is not a folder; name one or several that {MAKERS} wrote.")
+        below = [given] if (given / CONDITIONS).is_file() else _holding(CONDITIONS, given)
+        ours = [folder for folder in below if _is(folder, ROUNDS) or _is(folder, LINES)]
+        if not ours:
+            other = f"{below[0]} has {CONDITIONS} but no {ROUNDS}" if below else f"no {CONDITIONS} in it or below it"
+            raise UsageError(f"report: {given} holds no results ({other}); give folders that {MAKERS} wrote.")
+        remarks += [f"{folder} is left out: it has no {ROUNDS}." for folder in below if folder not in ours]
+        folders += ours
+        grids += [path.resolve() for path in _holding(GRID, given)]
+    found = {folder.resolve(): folder for folder in folders}
+    benches = [folder for folder in found.values() if _is(folder, ROUNDS)]
+    evaluations = [folder for folder in found.values() if folder not in benches]
+    return Folders(benches, evaluations, list(dict.fromkeys(grids)), remarks)
+
+
+def _is(folder: Path, file: str) -> bool:
+    return (folder / file).is_file()
+
+
+def _holding(file: str, folder: Path) -> list[Path]:
+    return sorted(path.parent for path in folder.rglob(file))
+
+
+def failures(folders: Folders) -> list[Failure]:
+    """The cells that failed in the last session of every grid; where single tables of a grid were given, theirs."""
+    tables: dict[Path, set[str]] = {}
+    for table in map(Path.resolve, folders.benches):
+        if _is(table.parent, GRID):
+            tables.setdefault(table.parent, set()).add(table.name)
+    found = []
+    for grid in dict.fromkeys([*folders.grids, *tables]):
+        for failure in _of_grid(grid):
+            if grid in folders.grids or failure.table in tables[grid]:
+                found.append(failure)
+    return found
+
+
+def _of_grid(grid: Path) -> list[Failure]:
+    try:
+        name = str(read_object(grid / GRID).get("name", grid.name))
+        return [_failure(name, **failure) for failure in failures_of(grid)]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{grid / FAILURES}: expected failures, each with table, cell and reason; delete the file, and the next "
+            f"run of the grid writes it anew."
+        ) from error
+
+
+def _failure(grid: str, table: str, cell: str, reason: str) -> Failure:
+    if cell == PLAIN:
+        return Failure(grid, table, PLAIN, "", reason)
+    drafter, _, budget = cell.rpartition("@")  # a drafter's own address may hold one too
+    return Failure(grid, table, drafter, budget, reason)
