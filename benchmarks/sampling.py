@@ -109,7 +109,7 @@ def print_table(results: dict[str, dict[str, Generation]], budgets: list[Budget]
     )
     table.add_column("proposals")
     for budget in budgets:
-        table.add_column(str(budget), justify="right")
+        table.add_column(budget.brief, justify="right")
     record: dict[str, Any] = {"temperature": asked.temperature, "suite": asked.suite, "prompts": prompts, "tau": {}}
     for name, cells in results.items():
         words = [name]

@@ -88,13 +88,15 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str) -> Budget:
-        """Read a budget as typed: `chain:4`, `24` (a tree), or `nodes=24,depth=6,grow=6,offer=6`.
+        """Read a budget as typed: `tree:8` (`8` for short), `chain:4`, or `nodes=24,depth=6,grow=6,offer=6`.
 
         Raises UsageError naming the part that cannot be read.
         """
         text = text.strip()
         if len(text) > 200:
-            raise UsageError(f"budget: cannot read {text[:40]!r}...; write 'chain:4', '24', or 'nodes=24,depth=6,...'.")
+            raise UsageError(
+                f"budget: cannot read {text[:40]!r}...; write 'tree:8', 'chain:4', or 'nodes=24,depth=6,...'."
+            )
         kind, _, rest = text.partition(":")
         if kind in ("chain", "tree") and rest.isdecimal():
             return cls.chain(int(rest)) if kind == "chain" else cls.tree(int(rest))
@@ -107,7 +109,7 @@ class Budget:
             if not eq or not value.isdecimal():
                 raise UsageError(
                     f"budget: cannot read {part!r} in {text!r}; "
-                    f"write 'chain:4', '24', or 'nodes=24,depth=6,grow=6,offer=6'."
+                    f"write 'tree:8', 'chain:4', or 'nodes=24,depth=6,grow=6,offer=6'."
                 )
             if key not in fields:
                 raise UsageError(
@@ -122,6 +124,14 @@ class Budget:
                 f"budget: {text!r} lacks {', '.join(missing)}; for example 'nodes=24,depth=6,grow=6,offer=6'."
             )
         return cls(**values)
+
+    @property
+    def brief(self) -> str:
+        """As briefly as it can be typed, which is how tables print it: `tree:8` for a tree of the default shape.
+
+        `str` gives the shape itself, which results keep: what the default shape is may change.
+        """
+        return f"tree:{self.nodes}" if self == Budget.tree(self.nodes) else str(self)
 
     def __str__(self) -> str:
         if self == Budget.chain(self.nodes):

@@ -63,6 +63,12 @@ def test_a_tree_of_any_size_can_be_filled(nodes: int) -> None:
     assert 1 <= tree.depth <= 8 and not tree.is_chain
 
 
+@given(budgets())
+def test_what_tables_print_can_be_typed(budget: Budget) -> None:
+    assert Budget.parse(budget.brief) == budget
+    assert Budget.tree(budget.nodes).brief == f"tree:{budget.nodes}" and Budget.chain(4).brief == "chain:4"
+
+
 def test_budgets_are_typed_in_three_ways() -> None:
     assert Budget.parse("chain:4") == Budget.chain(4)
     assert Budget.parse(" 24 ") == Budget.parse("tree:24") == Budget.tree(24)

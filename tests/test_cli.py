@@ -73,6 +73,14 @@ def test_every_verb_has_help_with_an_example_and_json(name: str, capsys: pytest.
     assert "Example" in shown and f"drafterzoo {name}" in shown and "--json" in shown
 
 
+@pytest.mark.parametrize("name", ["generate", "bench", "evaluate"])
+def test_budgets_have_one_name_and_one_spelling_everywhere(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "--budget" in shown and "--nodes" in shown and "-b " in shown
+    assert "typed as tables print it: tree:8 (a tree of 8 nodes; 8 for short), chain:4" in shown.replace("`", "")
+
+
 def test_help_is_quick_and_imports_no_torch() -> None:
     code = (
         "import sys; from drafterzoo.cli import main; main(['--help']); print('torch' in sys.modules, file=sys.stderr)"

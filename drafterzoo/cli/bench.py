@@ -47,7 +47,7 @@ def bench(
 ) -> None:
     """Compare drafters with plain decoding on a suite of prompts.
 
-    Example: `drafterzoo bench -d eagle3.1 --suite starter --budget chain:4 --budget 8`
+    Example: `drafterzoo bench -d eagle3.1 --suite starter --budget chain:4 --budget tree:8`
 
     All rows answer the same prompts in one process, interleaved; plain decoding and `lookup` are always among them.
     Every text is compared with plain decoding's. Raw counters go to a results directory.
@@ -63,8 +63,9 @@ def bench(
     suite
         A suite's name (`drafterzoo list suites`) or a JSONL file. Default: starter.
     budget
-        What a round may spend: `8` or `--nodes 8` (a tree of 8 nodes), `chain:4`, or `nodes=24,depth=6,grow=6,offer=6`;
-        may be given several times. Default: the drafters' own.
+        What a round may spend, typed as tables print it: `tree:8` (a tree of 8 nodes; `8` for short), `chain:4`, or all
+        of it, `nodes=24,depth=6,grow=6,offer=6`. May be given several times.
+        Default: the drafters' own.
     max_new_tokens
         Stop each answer after this many tokens at the latest. Default: 128.
     temperature
@@ -132,6 +133,8 @@ def bench(
 
 def remarks(summary: Mapping[str, Any]) -> list[str]:
     """What a table cannot say: whether texts were equal, what differed, how much memory it took."""
+    from drafterzoo.evaluation.tables import short_cell
+
     lossless, peak = summary["lossless"], summary["memory"]["peak_resident_bytes"] / 1e6
     lines = []
     if not lossless["checked"]:
@@ -144,8 +147,8 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
     for place in lossless["differences"][:10]:
         gap = "gap unknown" if place["gap"] is None else f"gap {place['gap']:.2g}{', a tie' if place['tie'] else ''}"
         lines.append(
-            f"  {place['cell']}, prompt {place['prompt']}, turn {place['turn'] + 1}, token {place['position']}: "
-            f"{place['token']} instead of {place['plain_token']} ({gap})"
+            f"  {short_cell(place['cell'])}, prompt {place['prompt']}, turn {place['turn'] + 1}, "
+            f"token {place['position']}: {place['token']} instead of {place['plain_token']} ({gap})"
         )
     if lossless["different"] > 10:
         lines.append(f"  and {lossless['different'] - 10} more, in summary.json")

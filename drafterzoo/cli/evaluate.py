@@ -37,7 +37,7 @@ def evaluate(
 ) -> None:
     """Count drafters' rounds on rollouts, without decoding.
 
-    Example: `drafterzoo evaluate -d eagle3.1 -d lookup --rollouts rollouts.jsonl --budget chain:4 --budget 8`
+    Example: `drafterzoo evaluate -d eagle3.1 -d lookup --rollouts rollouts.jsonl --budget chain:4 --budget tree:8`
 
     The target reads each rollout once; every drafter and budget is then counted on it. Results go to a directory as
     they come, and the same command goes on where it was stopped.
@@ -50,8 +50,9 @@ def evaluate(
     rollouts
         A JSONL file of `drafterzoo rollout`.
     budget
-        What a round may spend: `8` or `--nodes 8` (a tree of 8 nodes), `chain:4`, or `nodes=24,depth=6,grow=6,offer=6`;
-        may be given several times. Default: the drafters' own.
+        What a round may spend, typed as tables print it: `tree:8` (a tree of 8 nodes; `8` for short), `chain:4`, or all
+        of it, `nodes=24,depth=6,grow=6,offer=6`. May be given several times.
+        Default: the drafters' own.
     rule
         `match` (default) replays the rounds that decoding makes, for any budget; `rejection` gives the exact expected
         rounds of chains whose drafts are drawn from the drafter's distribution.

@@ -30,7 +30,7 @@ def generate(
     *,
     drafter: Annotated[str, Parameter(alias="-d")] = "eagle3.1",
     target: Annotated[str | None, Parameter(alias="-t")] = None,
-    budget: Annotated[str | None, Parameter(alias="-b")] = None,
+    budget: Annotated[str | None, Parameter(alias=["-b", "--nodes"])] = None,
     max_new_tokens: Annotated[int, Parameter(alias="-n")] = 256,
     temperature: float = 0.0,
     top_p: float = 1.0,
@@ -45,7 +45,7 @@ def generate(
 ) -> None:
     """Answer a prompt, and draw the trees it was drafted with.
 
-    Example: `drafterzoo generate "Explain rainbows." -d eagle3.1 --budget 8 --show-tree`
+    Example: `drafterzoo generate "Explain rainbows." -d eagle3.1 --budget tree:8 --show-tree`
 
     Parameters
     ----------
@@ -56,7 +56,8 @@ def generate(
     target
         The target's name or directory; without it, the one the drafter was trained for.
     budget
-        What a round may spend: `8` (a tree of 8 nodes), `chain:4`, or `nodes=24,depth=6,grow=6,offer=6`.
+        What a round may spend, typed as tables print it: `tree:8` (a tree of 8 nodes; `8` for short), `chain:4`, or all
+        of it, `nodes=24,depth=6,grow=6,offer=6`. Default: the drafter's own.
     max_new_tokens
         Stop after this many tokens at the latest.
     temperature

@@ -44,9 +44,9 @@ def grid(
     recipe
         A TOML file; those that come with drafterzoo lie in recipes/grids/, and their bare names are understood.
     where
-        Only these cells, and plain decoding with them: `drafter=eagle3.1,budget=8,temperature=0`. All conditions must
-        hold; `budget=8|24` means either. Keys: drafter, suite, temperature, batch_size, seed, budget, and a budget's
-        nodes, depth, grow, offer, reconsider.
+        Only these cells, and plain decoding with them: `drafter=eagle3.1,budget=tree:8,temperature=0`. All conditions
+        must hold; `budget=tree:8|chain:4` means either. Keys: drafter, suite, temperature, batch_size, seed, budget,
+        and a budget's nodes, depth, grow, offer, reconsider.
     dry_run
         Show the plan, and what it costs in time and on disk at most; nothing is loaded or decoded.
     output
@@ -71,6 +71,8 @@ def grid(
 
 def remarks(summary: dict[str, Any]) -> list[str]:
     """What the tables cannot say: whether texts were equal, what failed, what is missing."""
+    from drafterzoo.evaluation.tables import short_cell
+
     checked = [table["lossless"] for table in summary["tables"] if table["lossless"]["checked"]]
     texts, different, ties = (sum(entry[key] for entry in checked) for key in ("texts", "different", "ties"))
     lines = []
@@ -80,7 +82,7 @@ def remarks(summary: dict[str, Any]) -> list[str]:
     if len(checked) < len(summary["tables"]):
         lines.append("texts of sampling by rejection: not compared, since they agree in distribution only")
     for failure in summary["failures"][:FAILURES_SHOWN]:
-        lines.append(f"failed: {failure['cell']} in {failure['table']}: {failure['reason']}")
+        lines.append(f"failed: {short_cell(failure['cell'])} in {failure['table']}: {failure['reason']}")
     if len(summary["failures"]) > FAILURES_SHOWN:
         lines.append(f"and {len(summary['failures']) - FAILURES_SHOWN} more failed, see failures.json")
     if not summary["complete"]:
@@ -168,5 +170,5 @@ def _plan_table(plan: Plan, found: list[Cost]) -> Any:
         "in all", "", "", "", "", "", f"{sum(c.answers for c in found):,}", f"{sum(c.tokens for c in found):,}",
         duration(sum(c.seconds for c in found)), decimal(sum(c.disk_bytes for c in found)),
     )  # fmt: skip
-    cells = dict.fromkeys(cell.name for table in plan.tables for cell in table.cells)
+    cells = dict.fromkeys(f"{c.drafter}@{c.budget.brief}" for table in plan.tables for c in table.cells)
     return Group(drawn, Text(f"rows: plain decoding, {', '.join(cells)}"))

@@ -156,9 +156,14 @@ def label(row: Row) -> tuple[str, str]:
 
 
 def short_budget(text: str) -> str:
-    """A budget as briefly as it may be typed: a tree of default shape is `tree:8`."""
-    budget = Budget.parse(text)
-    return f"tree:{budget.nodes}" if budget == Budget.tree(budget.nodes) else text
+    """A budget as results keep it, as briefly as it may be typed."""
+    return Budget.parse(text).brief
+
+
+def short_cell(name: str) -> str:
+    """A cell's name, `drafter@budget`, with the budget as tables print it; plain decoding's has none."""
+    drafter, at, budget = name.rpartition("@")
+    return f"{drafter}@{short_budget(budget)}" if at else name
 
 
 def _equal(row: Row) -> str:

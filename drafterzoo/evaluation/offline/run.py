@@ -152,7 +152,7 @@ def _budgets(given: Any, drafters: Sequence[Drafter], rule: Rule) -> list[Budget
     for budget in found:
         if rule == "rejection" and budget != Budget.chain(budget.nodes):
             raise UsageError(
-                f"evaluate: rule 'rejection' counts the rounds of chains, and {budget} is a tree; give "
+                f"evaluate: rule 'rejection' counts the rounds of chains, and {budget.brief} is a tree; give "
                 f"budget='chain:4', or rule='match'."
             )
     return found
