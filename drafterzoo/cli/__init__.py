@@ -31,7 +31,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "bench": ("drafterzoo.cli.bench:bench", "Compare drafters with plain decoding on a suite of prompts."),
     "evaluate": ("drafterzoo.cli.evaluate:evaluate", "Count drafters' rounds on rollouts, without decoding."),
     "grid": ("drafterzoo.cli.grid:grid", "Run a grid of cells from a recipe, or go on with one."),
-    "report": ("drafterzoo.cli.report:report", "Write one HTML page with tables and figures about benchmark results."),
+    "report": ("drafterzoo.cli.report:report", "Write one HTML page about results of bench, grid or evaluate."),
     "rollout": ("drafterzoo.cli.rollout:rollout", "Let the target answer prompts, for training on its own words."),
     "train": ("drafterzoo.cli.train:train", "Train a drafter from a recipe."),
     "doctor": ("drafterzoo.cli.doctor:doctor", "Say what is installed, what it runs on, and what is broken."),

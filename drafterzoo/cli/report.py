@@ -23,7 +23,7 @@ def report(
     output: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
     json: Json = False,
 ) -> None:
-    """Write one HTML page with tables and figures about results of bench, grid or evaluate.
+    """Write one HTML page about results of bench, grid or evaluate.
 
     Example: `drafterzoo report runs/bench-2026-11-29-starter-1a2b3c --out report`
 
