@@ -40,5 +40,6 @@ def _option(drafter: type[Drafter], field: attrs.Attribute[Any]) -> Option:
         return Option(field.name, drafter.flags[field.name], "drafter", meaning)
     if field.default is attrs.NOTHING:
         return Option(field.name, None, "target", meaning)
-    factory = isinstance(field.default, attrs.Factory)  # type: ignore[arg-type]  # a class, whatever its stub says
-    return Option(field.name, field.default.factory() if factory else field.default, "drafter", meaning)
+    default: Any = field.default
+    factory = isinstance(default, attrs.Factory)  # type: ignore[arg-type]  # a class, whatever its stub says
+    return Option(field.name, default.factory() if factory else default, "drafter", meaning)

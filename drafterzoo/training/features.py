@@ -20,7 +20,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -237,7 +237,7 @@ class _Making:
             )
         self.maps = {name: _room(*file) for name, file in files.items()}
 
-    def _known_whole(self, files: dict[str, tuple[Path, type, tuple[int, ...]]]) -> int:
+    def _known_whole(self, files: Mapping[str, tuple[Path, type, tuple[int, ...]]]) -> int:
         """How many documents an earlier process says are whole; 0 where its files are not there in full."""
         try:
             kept = json.loads((self.folder / _PROGRESS).read_text(encoding="utf-8"))
