@@ -31,9 +31,10 @@ def train(
 
     Example: `drafterzoo train recipes/train/eagle3.1-smollm2.toml --out runs/eagle3.1`
 
-    The recipe names the rollouts to train on, answers of the target itself. Those of drafterzoo look for
-    smollm2-rollouts.jsonl in the folder that the variable DRAFTERZOO_DATA names; where it is missing, the target makes
-    it first, which takes hours on a CPU (`drafterzoo rollout` does the same beforehand).
+    `drafterzoo train first-steps` shows the whole loop in a few minutes. A recipe names the rollouts to train on,
+    answers of the target itself. The larger ones of drafterzoo look for smollm2-rollouts.jsonl in the folder that the
+    variable DRAFTERZOO_DATA names; where it is missing, the target makes it first, which takes hours on a CPU
+    (`drafterzoo rollout` does the same beforehand).
 
     Ctrl-C saves and exits with status 130; the same command goes on from there, bit for bit, also after a kill -9, and
     does nothing when all is done. The folder's `best` is a checkpoint: `drafterzoo bench -d dir:runs/eagle3.1/best`.
