@@ -25,6 +25,7 @@ from drafterzoo.evaluation.report.canvas import DARK, LIGHT, _apart, recoloured
 from drafterzoo.evaluation.report.collect import collect
 from drafterzoo.evaluation.report.definitions import DEFINITIONS, find
 from drafterzoo.evaluation.report.figures import batch_pictures, section_pictures
+from drafterzoo.evaluation.report.page import titles
 from drafterzoo.evaluation.report.panels import brief_budget
 from drafterzoo.evaluation.report.verdicts import judged
 from drafterzoo.evaluation.results import ResultsWriter, read
@@ -469,6 +470,7 @@ def failing_grid(folder, reason="prompt 'p1': RuntimeError: boom <b>"):
     (folder / "grid.json").write_text(json.dumps({"format_version": 1, "name": "toy"}))
     failed = [
         {"table": "t1", "cell": f"hub:a/b@main@{Budget.tree(8)}", "reason": reason},
+        {"table": "t2", "cell": "hub:a/b@main@chain:4", "reason": reason},
         {"table": "t2", "cell": "none", "reason": "RuntimeError: out of memory"},
     ]
     (folder / "failures.json").write_text(json.dumps({"format_version": 1, "failures": failed}))
@@ -479,15 +481,17 @@ def test_failed_cells_of_a_grid_are_shown_with_their_reason(tmp_path, undrawn, c
     folder = failing_grid(tmp_path / "grid")
     assert main(["report", str(folder), "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr()
-    assert "hub:a/b@main at tree:8 failed in t1 of grid toy: prompt 'p1': RuntimeError: boom <b>" in said.err
-    assert "plain failed in t2 of grid toy: RuntimeError: out of memory" in said.err
+    assert (
+        "failed: hub:a/b@main at tree:8, chain:4 in t1, t2 of grid toy: prompt 'p1': RuntimeError: boom <b>" in said.err
+    )
+    assert "failed: plain in t2 of grid toy: RuntimeError: out of memory" in said.err
     page = Page((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
     assert page.tables["failures"] == [
-        ["drafter", "budget", "why", "table", "grid"],
-        ["hub:a/b@main", "tree:8", "prompt 'p1': RuntimeError: boom <b>", "t1", "toy"],
+        ["drafter", "budgets", "why", "tables", "grid"],
+        ["hub:a/b@main", "tree:8, chain:4", "prompt 'p1': RuntimeError: boom <b>", "t1, t2", "toy"],
         ["plain", "-", "RuntimeError: out of memory", "t2", "toy"],
     ]
-    assert [one.table for one in collect([folder / "t1"]).failures] == ["t1"]  # of one table, what failed in it
+    assert [one.tables for one in collect([folder / "t1"]).failures] == [("t1",)]  # of one table, what failed in it
     (folder / "failures.json").unlink()
     assert "failures" not in Page(drafterzoo.report(folder).page.read_text(encoding="utf-8")).tables
 
@@ -496,6 +500,24 @@ def test_failures_that_cannot_be_read_are_said(tmp_path, capsys):
     folder = failing_grid(tmp_path / "grid")
     (folder / "failures.json").write_text('{"format_version": 1, "failures": [{"cell": "x"}]}')
     assert "failures.json: expected failures, each with table, cell and reason" in refused(capsys, folder)[1]
+
+
+def test_what_follows_from_a_name_needs_no_column_and_alike_headings_are_told_apart(tmp_path):
+    suites = (("toy", "ab" * 20, 2), ("other", "cd" * 20, 2), ("toy", "ef" * 20, 3))
+    for index, (suite, sha, prompts) in enumerate(suites):
+        made = handmade.conditions(suite__name=suite, suite__sha256=sha, suite__prompts=prompts)
+        name = "big" if suite == "other" else "tiny"
+        made["target"] = {"name": name, "revision": suite, "dtype": "float32", "packed": False}
+        handmade.write(tmp_path / str(index), None, made)
+    collection = collect([tmp_path])
+    table = tabulate.overview(collection)
+    columns = ["section", "target.name", "suite.name", "suite.sha256", "suite.prompts"]
+    assert [column.title for column in table.columns][:-2] == columns
+    assert [row[3].text for row in table.rows] == ["abababab…", "cdcdcdcd…", "efefefef…"]
+    assert table.rows[0][3].csv == ("ab" * 20,)
+    assert titles(collection) == {
+        1: "toy · tiny · T=0 · suite prompts 2", 2: "other · big · T=0", 3: "toy · tiny · T=0 · suite prompts 3",
+    }  # fmt: skip
 
 
 def test_budgets_of_other_widths_are_named_briefly_in_figures():

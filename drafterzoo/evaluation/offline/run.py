@@ -225,9 +225,8 @@ class Evaluation:
         done = {(line.drafter, line.budget, line.rollout) for line in file.done}
         cells = [(name, budget) for budget in self.budgets for name in self.drafters]
         total = len(self.chosen.rows) * len(cells)
-        title = (
-            f"{self.chosen.rollouts.path.name}: {len(self.chosen.rows)} rollouts, {len(cells)} rows, {total} figures"
-        )
+        title = f"{self.chosen.rollouts.path.name}: {len(self.chosen.rows)} rollouts, {len(cells)} rows"
+        title += f"; {len(done)} of {total} figures are there already" if done else ""
         checked = bool(done)
         with progress(title, total, "figures", len(done)) if show_progress else nullcontext(None) as bar:
             for batch in self.chosen.batches(self.batch_size, TOKENS_AT_ONCE):

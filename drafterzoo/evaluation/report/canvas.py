@@ -202,6 +202,12 @@ def edge(axes: Axes) -> Any:
     return axes.get_yaxis_transform()
 
 
+def beside(canvas: Canvas, place: float, text: str, **style: Any) -> None:
+    """Words to the left of a row of a panel."""
+    style = {"va": "center", "ha": "right", **style}
+    canvas.axes.text(-0.015, place, text, transform=edge(canvas.axes), **style)
+
+
 def key(canvas: Canvas, entries: Sequence[tuple[str, str, str]]) -> None:
     """Coloured names above the panel, for where names cannot stand beside what they name."""
     from matplotlib.lines import Line2D
@@ -209,7 +215,7 @@ def key(canvas: Canvas, entries: Sequence[tuple[str, str, str]]) -> None:
     handles = [Line2D([], [], color=colour, marker=marker, linestyle="", markersize=7) for _, colour, marker in entries]
     longest = 4 + max(len(name) for name, _, _ in entries)
     legend = canvas.axes.legend(
-        handles, [name for name, _, _ in entries], loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.2,
+        handles, [name for name, _, _ in entries], loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2,
         ncols=min(len(entries), max(1, LEGEND_WIDTH // longest)), frameon=False, handletextpad=0.2, columnspacing=1.2,
         fontsize=9,
     )  # fmt: skip

@@ -5,11 +5,11 @@ Knows sections of a collection; nothing of colours, files, HTML or how a number 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drafterzoo.evaluation.conditions import conditions_key
-from drafterzoo.evaluation.report.canvas import Canvas, Picture, edge, key, line, name_ends, reference
+from drafterzoo.evaluation.report.canvas import Canvas, Picture, beside, key, line, name_ends, reference
 from drafterzoo.evaluation.report.collect import Collection, Row, Section
 from drafterzoo.evaluation.report.panels import (
     LINE,
@@ -132,30 +132,38 @@ def _depths(section: Section, budget: str, what: str) -> Picture:
 def _breakdown(section: Section) -> Picture:
     """Milliseconds of a round, stacked: drafter, target's forward, all else."""
     rows = section.rows
-    names = [_long_name(row, str) for row in rows]
+    names = [_long_name(row) for row in rows]
     times = [[row.figures["milliseconds_per_round"][part] or 0.0 for part in PARTS] for row in rows]
+
+    slots = len(rows) + len(section.budgets)
 
     def draw(canvas: Canvas) -> None:
         axes, theme = canvas.axes, canvas.theme
         longest = max(sum(each) for each in times) or 1.0
-        for place, (row, each) in enumerate(zip(rows, times, strict=True)):
+        place, budget = 0, ""
+        for row, each in zip(rows, times, strict=True):
+            if row.figures["budget"] != budget:
+                budget = row.figures["budget"]
+                beside(canvas, place, brief_budget(budget), weight="bold")
+                place += 1
             left = 0.0
             for part, value, colour in zip(PARTS, each, theme.parts, strict=True):
                 axes.barh(place, value, left=left, height=0.68, color=colour, edgecolor=theme.surface, linewidth=0.8)
-                if value > 0.12 * longest:
+                if value > 0.14 * longest:
                     axes.text(
                         left + value / 2, place, f"{value:.1f}", ha="center", va="center", fontsize=8.5,
                         color=theme.surface if part != "rest" else theme.ink,
                     )  # fmt: skip
                 left += value
             axes.text(left + 0.01 * longest, place, f" {left:.1f} ms", va="center", fontsize=8.5)
-            axes.text(
-                -0.015, place, _long_name(row, canvas.brief), transform=edge(axes), va="center", ha="right",
-                color=theme.ink if row.plain else canvas.colour(row.name),
-            )  # fmt: skip
+            if row.plain:
+                beside(canvas, place, "plain")
+            else:
+                beside(canvas, place, canvas.brief(row.name), color=canvas.colour(row.name))
+            place += 1
         key(canvas, [(PART_NAMES[part], colour, "s") for part, colour in zip(PARTS, theme.parts, strict=True)])
-        axes.set_xlim(0, longest * 1.14)
-        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.set_xlim(0, longest * 1.22)
+        axes.set_ylim(slots - 0.4, -0.6)
         axes.set_yticks([])
         axes.spines["left"].set_visible(False)
         axes.grid(axis="x")
@@ -172,7 +180,7 @@ def _breakdown(section: Section) -> Picture:
         title,
         caption,
         f"{title}. {said}.",
-        1.15 + LINE * len(rows),
+        1.15 + LINE * slots,
         draw,
         conditions_line(section.conditions),
     )
@@ -258,8 +266,8 @@ def _batches(sections: Sequence[Section], budget: str) -> Picture:
 # ------------------------------------------------------------------------------------------------------------- words
 
 
-def _long_name(row: Row, brief: Callable[[str], str]) -> str:
-    return "plain" if row.plain else f"{brief(row.name)} {brief_budget(row.figures['budget'])}"
+def _long_name(row: Row) -> str:
+    return "plain" if row.plain else f"{row.name} {short_budget(row.figures['budget'])}"
 
 
 def _batch_size(section: Section) -> int:

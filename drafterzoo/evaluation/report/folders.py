@@ -22,22 +22,24 @@ MAKERS = "`drafterzoo bench`, `grid` or `evaluate`"
 
 @attrs.frozen
 class Failure:
-    """A cell that raised in the last session of its grid. budget is empty for plain decoding."""
+    """Cells of one drafter that raised for one reason in the last session of their grid.
+
+    drafter: as rows call it. budgets: none for plain decoding.
+    """
 
     grid: str
-    table: str
     drafter: str
-    budget: str
+    budgets: tuple[str, ...]
+    tables: tuple[str, ...]
     reason: str
 
     @property
-    def shown(self) -> str:
-        """The drafter as rows call it."""
-        return "plain" if self.drafter == PLAIN else self.drafter
+    def spent(self) -> str:
+        return ", ".join(map(short_budget, self.budgets))
 
     def __str__(self) -> str:
-        cell = f"{self.shown} at {short_budget(self.budget)}" if self.budget else self.shown
-        return f"{cell} failed in {self.table} of grid {self.grid}: {self.reason}"
+        cells = f"{self.drafter} at {self.spent}" if self.budgets else self.drafter
+        return f"failed: {cells} in {', '.join(self.tables)} of grid {self.grid}: {self.reason}"
 
 
 @attrs.frozen(eq=False)
@@ -90,25 +92,33 @@ def failures(folders: Folders) -> list[Failure]:
             tables.setdefault(table.parent, set()).add(table.name)
     found = []
     for grid in dict.fromkeys([*folders.grids, *tables]):
-        for failure in _of_grid(grid):
-            if grid in folders.grids or failure.table in tables[grid]:
-                found.append(failure)
+        found += _of_grid(grid, None if grid in folders.grids else tables[grid])
     return found
 
 
-def _of_grid(grid: Path) -> list[Failure]:
+def _of_grid(grid: Path, tables: set[str] | None) -> list[Failure]:
+    """What failed in some tables of a grid, or in all of them; equal reasons of one drafter together."""
+    together: dict[tuple[str, str], list[tuple[str, str]]] = {}
     try:
         name = str(read_object(grid / GRID).get("name", grid.name))
-        return [_failure(name, **failure) for failure in failures_of(grid)]
+        for failure in failures_of(grid):
+            table, cell, reason = (str(failure[key]) for key in ("table", "cell", "reason"))
+            drafter, _, budget = cell.rpartition("@")  # a drafter's own address may hold one too
+            if tables is None or table in tables:
+                key = ("plain", reason) if cell == PLAIN else (drafter, reason)
+                together.setdefault(key, []).append((table, "" if cell == PLAIN else budget))
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{grid / FAILURES}: expected failures, each with table, cell and reason; delete the file, and the next "
             f"run of the grid writes it anew."
         ) from error
-
-
-def _failure(grid: str, table: str, cell: str, reason: str) -> Failure:
-    if cell == PLAIN:
-        return Failure(grid, table, PLAIN, "", reason)
-    drafter, _, budget = cell.rpartition("@")  # a drafter's own address may hold one too
-    return Failure(grid, table, drafter, budget, reason)
+    return [
+        Failure(
+            name,
+            drafter,
+            tuple(dict.fromkeys(budget for _, budget in places if budget)),
+            tuple(dict.fromkeys(table for table, _ in places)),
+            reason,
+        )
+        for (drafter, reason), places in together.items()
+    ]

@@ -17,6 +17,7 @@ from drafterzoo.evaluation.report.tabulate import (
     Column,
     Table,
     budget_cell,
+    condition_cell,
     count_cell,
     drafter_cell,
     number_cell,
@@ -25,6 +26,7 @@ from drafterzoo.evaluation.report.tabulate import (
     ratio_cell,
     ratio_column,
     said,
+    telling,
     verdict_cell,
     withdrawn_note,
 )
@@ -58,7 +60,9 @@ def leaderboard(section: OfflineSection) -> Table:
             count_cell(figures["tokens"]), count_cell(figures["rollouts"]),
         ))  # fmt: skip
     notes = [f"{section.summary['definition']}. Bold: the highest of its budget.", *_doubts(section)]
-    if expected:
+    if not expected:
+        notes.insert(1, "Forwards, rows and nodes are per round (one target call): what equal budgets cost.")
+    else:
         notes.insert(1, "Rounds are expectations given the answers' texts (EDR), over all that the drafter may draw.")
     title = "Expected rounds at matched budgets" if expected else "Rounds at matched budgets"
     return Table(f"leaderboard-{section.number}", title, columns, tuple(rows), tuple(notes))
@@ -169,15 +173,14 @@ def overview(sections: Sequence[OfflineSection]) -> Table | None:
     """The evaluations, and the values of every condition in which they differ. None where there is one section."""
     if len(sections) < 2:
         return None
-    fields = offline.differences(sections)
+    fields = telling(offline.differences(sections))
     columns = (
         Column("section", words=True), *(Column(field, words=True) for field in fields),
         Column("highest MAL", words=True),
     )  # fmt: skip
     rows = []
     for index, section in enumerate(sections):
-        values = [(said(each[index]), each[index]) for each in fields.values()]
-        cells = [Cell(text, value if isinstance(value, int | float) else text) for text, value in values]
+        cells = [condition_cell(each[index]) for each in fields.values()]
         best = max(section.rows, key=lambda row: row.mal.value or 0)
         text = f"{best.mal.value or 0:.2f} {best.name} {budget_cell(best).text}"
         rows.append((Cell(str(section.number), section.number), *cells, Cell(text, best.mal.value, series=best.name)))

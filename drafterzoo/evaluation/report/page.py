@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 
 from drafterzoo.errors import UsageError
+from drafterzoo.evaluation.conditions import differing
 from drafterzoo.evaluation.offline.summary import conditions_line as offline_line
 from drafterzoo.evaluation.report import offline_tables, tabulate
 from drafterzoo.evaluation.report.canvas import DARK, LIGHT, Picture, for_page
@@ -22,6 +23,8 @@ from drafterzoo.evaluation.report.figures import batch_pictures, section_picture
 from drafterzoo.evaluation.report.offline import OfflineSection
 from drafterzoo.evaluation.report.offline_figures import offline_pictures
 from drafterzoo.evaluation.tables import conditions_line
+
+APART = 2  # differing conditions that a heading names
 
 
 def check_jinja() -> None:
@@ -71,7 +74,11 @@ def build(collection: Collection, pictures: Pictures, inside: Mapping[str, Mappi
         overview=tabulate.overview(collection),
         batches=pictures.batches,
         sections=[
-            {**_section(section, collection), "pictures": pictures.by_section[section.number]}
+            {
+                **_section(section, collection),
+                "title": titles(collection)[section.number],
+                "pictures": pictures.by_section[section.number],
+            }
             for section in collection.sections
         ],
         offline_overview=offline_tables.overview(collection.offline),
@@ -92,12 +99,29 @@ def inlined(picture: Picture, order: Sequence[str]) -> dict[str, str]:
     }
 
 
+def titles(collection: Collection) -> dict[int, str]:
+    """The heading of every decoded section; where two would be alike, with what tells them apart."""
+    alike: dict[str, list[Section]] = {}
+    for section in collection.sections:
+        alike.setdefault(heading(section), []).append(section)
+    found = {}
+    for title, sections in alike.items():
+        fields = tabulate.telling(differing(*(section.conditions for section in sections)))
+        readable = {field: values for field, values in fields.items() if not any(map(tabulate.is_hash, values))}
+        for index, section in enumerate(sections):
+            apart = [
+                f"{field.replace('.', ' ').replace('_', ' ')} {tabulate.condition_cell(values[index]).text}"
+                for field, values in list((readable or fields).items())[:APART]
+            ]
+            found[section.number] = " · ".join([title, *apart])
+    return found
+
+
 def _section(section: Section, collection: Collection) -> dict[str, Any]:
     """What the template needs of a section."""
     folded = (tabulate.best_budgets, tabulate.categories, tabulate.depths, tabulate.costs, tabulate.conditions)
     return {
         "number": section.number,
-        "title": heading(section),
         "line": conditions_line(section.conditions),
         "lossless": lossless(section),
         "verdicts": tabulate.verdicts(section),

@@ -14,6 +14,7 @@ from drafterzoo.budget import Budget
 from drafterzoo.evaluation.report.canvas import (
     Canvas,
     End,
+    beside,
     edge,
     line,
     name_ends,
@@ -53,14 +54,11 @@ def ranked(entries: Sequence[Ranked], unit: str, xlabel: str) -> Draw:
         for entry in entries:
             if entry.budget != budget:
                 budget = entry.budget
-                axes.text(0, place, brief_budget(budget), transform=edge(axes), weight="bold", va="center", ha="right")
+                beside(canvas, place, brief_budget(budget), weight="bold")
                 place += 1
             if entry.ratio["value"] is not None:
                 whisker(canvas, entry.name, entry.ratio, place)
-            axes.text(
-                -0.015, place, canvas.brief(entry.name), transform=edge(axes), va="center", ha="right",
-                color=canvas.colour(entry.name),
-            )  # fmt: skip
+            beside(canvas, place, canvas.brief(entry.name), color=canvas.colour(entry.name))
             text = interval(entry.ratio).replace("x", unit, 1)
             axes.text(1.02, place, text, transform=edge(axes), va="center", ha="left", fontsize=8.5)
             place += 1
@@ -140,7 +138,7 @@ def by_depth(lines: Mapping[str, Sequence[float | None]], xlabel: str, ylabel: s
                 continue
             x, y = zip(*points, strict=True)
             colour = canvas.colour(name)
-            axes.plot(x, y, color=colour, marker=canvas.marker(name), markersize=6, linewidth=1.8)
+            axes.plot(x, y, color=colour, marker=canvas.marker(name), markersize=6, linewidth=1.8, clip_on=False)
             ends.append(End(x[-1], y[-1], name, colour))
         deepest = max(len(values) for values in lines.values())
         axes.set_xticks(range(1, deepest + 1))

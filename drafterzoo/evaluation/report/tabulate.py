@@ -5,6 +5,7 @@ Knows sections of a collection and how a number is written; nothing of HTML, fig
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from drafterzoo.evaluation.statistics import PairedRatio
 from drafterzoo.evaluation.tables import NOTHING, interval, number, short_budget
 
 WITHDRAWN = "†"
+HASH = re.compile(r"[0-9a-f]{16,}(-dirty)?")
 
 
 @attrs.frozen
@@ -245,18 +247,19 @@ def conditions(section: Section) -> Table:
 def failures(collection: Collection) -> Table | None:
     """The cells of grids that failed, each with its reason. None where none did."""
     columns = (
-        *LABELS, Column("why", words=True, long=True), Column("table", words=True), Column("grid", words=True),
+        Column("drafter", words=True), Column("budgets", words=True), Column("why", words=True, long=True),
+        Column("tables", words=True, long=True), Column("grid", words=True),
     )  # fmt: skip
     rows = tuple(
         (
-            Cell(one.shown, one.drafter), Cell(short_budget(one.budget) if one.budget else NOTHING),
-            Cell(one.reason), Cell(one.table, one.table), Cell(one.grid, one.grid),
+            Cell(one.drafter, one.drafter), Cell(one.spent or NOTHING), Cell(one.reason, one.reason),
+            Cell(", ".join(one.tables)), Cell(one.grid, one.grid),
         )
         for one in collection.failures
     )  # fmt: skip
     note = (
-        "Of the last run of each grid. These rows are missing below, or stand on fewer prompts; the same `drafterzoo "
-        "grid` command tries them again."
+        "In the last run of each grid. These rows are missing below, or stand on fewer prompts; the same command that "
+        "ran the grid tries them again."
     )
     return Table("failures", "Cells that failed", columns, rows, (note,)) if rows else None
 
@@ -265,18 +268,43 @@ def overview(collection: Collection) -> Table | None:
     """The sections, and the values of every condition in which they differ. None where there is one section."""
     if len(collection.sections) < 2:
         return None
-    fields = collection.differing
+    fields = telling(collection.differing)
     columns = (
         Column("section", words=True), *(Column(field, words=True) for field in fields),
         Column("highest τ", words=True), Column("largest speed-up", words=True),
     )  # fmt: skip
     rows = []
     for index, section in enumerate(collection.sections):
-        values = [(said(each[index]), each[index]) for each in fields.values()]
-        cells = [Cell(text, value if isinstance(value, int | float) else text) for text, value in values]
+        cells = [condition_cell(each[index]) for each in fields.values()]
         rows.append((Cell(str(section.number), section.number), *cells, *_leaders(section)))
     note = "Numbers of different sections may not be compared: something other than the drafter differs."
     return Table("sections", "Why there are several sections", columns, tuple(rows), (note,))
+
+
+def telling(fields: Mapping[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
+    """The fields without those that follow from a name: another target has another tokenizer, which tells nothing more.
+
+    fields: with the value of each section.
+    """
+
+    def follows(field: str) -> bool:
+        names = fields.get(f"{field.split('.')[0]}.name")
+        if names is None or field.endswith(".name"):
+            return False
+        return len(set(zip(names, map(str, fields[field]), strict=True))) == len(set(names))
+
+    return {field: values for field, values in fields.items() if not follows(field)}
+
+
+def is_hash(value: Any) -> bool:
+    return isinstance(value, str) and HASH.fullmatch(value) is not None
+
+
+def condition_cell(value: Any) -> Cell:
+    """A condition's value; of a hash, the beginning tells it from others."""
+    text = said(value)
+    shown = f"{text[:8]}…" if is_hash(value) else text
+    return Cell(shown, value if isinstance(value, int | float) else text, (text,))
 
 
 def _leaders(section: Section) -> tuple[Cell, Cell]:
