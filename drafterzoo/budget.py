@@ -13,16 +13,21 @@ import attrs
 from drafterzoo.errors import UsageError, suggest
 
 MOST = 4096  # of anything: the mask of a tree of n nodes has n*n entries
+TYPED = "write for example chain:4, or 24 for a tree of 24 nodes, as in --budget chain:4 or --budget 24"
+
+
+def _problem(name: str, value: object, least: int) -> str:
+    """What is wrong with a field's value; empty where nothing is."""
+    if isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST:
+        return ""
+    bound = f"of at most {MOST}" if isinstance(value, int) and value > MOST else f"of at least {least}"
+    return f"{name} is {value!r}, expected a whole number {bound}"
 
 
 def _at_least(minimum: int) -> Callable[[object, attrs.Attribute, object], None]:
     def check(instance: object, attribute: attrs.Attribute, value: object) -> None:
-        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= MOST:
-            bound = f"of at most {MOST}" if isinstance(value, int) and value > MOST else f"of at least {minimum}"
-            raise UsageError(
-                f"budget: {attribute.name} is {value!r}, expected a whole number {bound}; "
-                f"for example Budget(nodes=24, depth=6, grow=6, offer=6)."
-            )
+        if problem := _problem(attribute.name, value, minimum):
+            raise UsageError(f"budget: {problem}; for example nodes=24, depth=6, grow=6, offer=6.")
 
     return check
 
@@ -93,37 +98,18 @@ class Budget:
         Raises UsageError naming the part that cannot be read.
         """
         text = text.strip()
+        if not text:
+            raise UsageError(f"budget: it is empty; {TYPED}.")
         if len(text) > 200:
-            raise UsageError(
-                f"budget: cannot read {text[:40]!r}...; write 'tree:8', 'chain:4', or 'nodes=24,depth=6,...'."
-            )
+            raise UsageError(f"budget: cannot read {text[:40]!r}...; {TYPED}.")
         kind, _, rest = text.partition(":")
-        if kind in ("chain", "tree") and rest.isdecimal():
+        if kind in ("chain", "tree") and _is_number(rest):
+            _check_typed("nodes", int(rest))
             return cls.chain(int(rest)) if kind == "chain" else cls.tree(int(rest))
-        if text.isdecimal():
+        if _is_number(text):
+            _check_typed("nodes", int(text))
             return cls.tree(int(text))
-        fields = [f.name for f in attrs.fields(cls)]
-        values: dict[str, int] = {}
-        for part in text.split(","):
-            key, eq, value = (s.strip() for s in part.partition("="))
-            if not eq or not value.isdecimal():
-                raise UsageError(
-                    f"budget: cannot read {part!r} in {text!r}; "
-                    f"write 'tree:8', 'chain:4', or 'nodes=24,depth=6,grow=6,offer=6'."
-                )
-            if key not in fields:
-                raise UsageError(
-                    f"budget: unknown field {key!r}{suggest(key, fields)}; the fields are {', '.join(fields)}."
-                )
-            if key in values:
-                raise UsageError(f"budget: {key} is given twice in {text!r}; give it once.")
-            values[key] = int(value)
-        missing = [f for f in ("nodes", "depth", "grow", "offer") if f not in values]
-        if missing:
-            raise UsageError(
-                f"budget: {text!r} lacks {', '.join(missing)}; for example 'nodes=24,depth=6,grow=6,offer=6'."
-            )
-        return cls(**values)
+        return cls(**_typed_fields(text, [field.name for field in attrs.fields(cls)]))
 
     @property
     def brief(self) -> str:
@@ -138,3 +124,39 @@ class Budget:
             return f"chain:{self.nodes}"
         shape = f"nodes={self.nodes},depth={self.depth},grow={self.grow},offer={self.offer}"
         return shape + (f",reconsider={self.reconsider}" if self.reconsider else "")
+
+
+def _is_number(text: str) -> bool:
+    """Whether this is a whole number in the digits of every keyboard: others look alike and are easily misread."""
+    return text.isascii() and text.isdecimal()
+
+
+def _check_typed(name: str, value: int) -> None:
+    """Raise UsageError for a typed number out of range, saying what to type."""
+    if problem := _problem(name, value, 0 if name == "reconsider" else 1):
+        raise UsageError(f"budget: {problem}; {TYPED}.")
+
+
+def _typed_fields(text: str, fields: list[str]) -> dict[str, int]:
+    """The numbers of `nodes=24,depth=6,grow=6,offer=6`. Raises UsageError naming the part that cannot be read."""
+    values: dict[str, int] = {}
+    for part in text.split(","):
+        key, _, value = (piece.strip() for piece in part.partition("="))
+        if not _is_number(value):
+            where = f" in {text!r}" if part != text else ""
+            raise UsageError(f"budget: cannot read {part!r}{where}; {TYPED}.")
+        if key not in fields:
+            raise UsageError(
+                f"budget: unknown field {key!r}{suggest(key, fields)}; the fields are {', '.join(fields)}."
+            )
+        if key in values:
+            raise UsageError(f"budget: {key} is given twice in {text!r}; give it once.")
+        _check_typed(key, int(value))
+        values[key] = int(value)
+    missing = [name for name in ("nodes", "depth", "grow", "offer") if name not in values]
+    if missing:
+        raise UsageError(
+            f"budget: {text!r} lacks {', '.join(missing)}; write all four, as in --budget "
+            f"nodes=24,depth=6,grow=6,offer=6, or --budget 24 for a tree of 24 nodes."
+        )
+    return values

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drafterzoo.errors import CheckpointError, UsageError, suggest
-from drafterzoo.registry import DRAFTERS, WRAPPERS, Spec, parse_spec
+from drafterzoo.registry import DRAFTERS, WRAPPERS, Spec, parse_spec, split_options
 from drafterzoo.resources import folder
 
 if TYPE_CHECKING:
@@ -50,15 +50,23 @@ def checkpoint_folder(name: str) -> Path:
 def find(name: str) -> Path | None:
     """The folder that a checkpoint's name, `dir:path`, or a spec with a checkpoint for the embedded target stands for.
 
-    None for a spec that has none. Raises UsageError for one that names what nobody has registered.
+    Options behind it change nothing. None for a spec that has none. Raises UsageError for one that names what nobody
+    has registered, and for what lies on the Hub.
     """
-    if name.startswith("dir:"):
-        return Path(os.path.expanduser(name.removeprefix("dir:")))
-    if name in list_checkpoints():
-        return checkpoint_folder(name)
+    address, _ = _parted(name)
+    if address is not None:
+        if not address.startswith("dir:") and address not in list_checkpoints():
+            raise UsageError(f"{address!r} lies on the Hub; load it, and give 'dir:path' here.")
+        return _place(address, None)
     spec = parse_spec(name)
     _check_names(spec)
     return _fitting(spec, None, _known_checkpoints())
+
+
+def options_typed(name: str) -> dict[str, Any]:
+    """The options of the base drafter in a spec, or behind an address. Raises UsageError as `load` does."""
+    address, options = _parted(name)
+    return parse_spec(name).options if address is None else options
 
 
 def load(
@@ -73,14 +81,15 @@ def load(
     """Load a drafter, bound to its target and ready to draft.
 
     spec_or_address: a spec ("eagle3.1", "hass+pr(self_query='token')"), a checkpoint's name ("eagle3.1-smollm2-135m"),
-    "hub:org/name@revision", or "dir:path"; a bare "org/name" is taken as hub:. target: a Target, or what load_target
-    takes; None loads the checkpoint's own, for a spec without weights the embedded default. overrides: options of the
-    base drafter.
+    "hub:org/name@revision", or "dir:path", each with options behind it if need be ("dir:path(packed_dtype='float32')");
+    a bare "org/name" is taken as hub:. target: a Target, or what load_target takes; None loads the checkpoint's own,
+    for a spec without weights the embedded default. overrides: options of the base drafter.
 
     Raises UsageError (nothing of that name, an impossible combination) or CheckpointError (damaged, or for another
     target).
     """
     from drafterzoo import checkpoint
+    from drafterzoo.drafters.base import check_options
     from drafterzoo.engine.faults import blamed
     from drafterzoo.target.target import Target
 
@@ -94,25 +103,28 @@ def load(
             f"load: the target is a {type(target).__name__}, expected what load_target() returns, a name or a folder; "
             f"wrap a loaded model in load_target(model)."
         )
-    place = _address(spec_or_address, revision)
-    if place is None:
+    address, options = _parted(spec_or_address)
+    if address is not None:
+        place = _place(address, revision)
+    else:
         spec = parse_spec(spec_or_address)
         _check_names(spec)
-        place = _checkpoint_of(spec, target)
-        if place is None:
+        found = _checkpoint_of(spec, target)
+        if found is None:
             bound = _target(target, None, device, dtype)
             cls = DRAFTERS.get(spec.base)
             with blamed(cls, "being made"):
                 return cls.create(bound, **{**spec.options, **overrides})
-        overrides = {**spec.options, **overrides}
+        place, options = found, spec.options
+    overrides = {**options, **overrides}
     config = checkpoint.read_config(place)
     _check_composition(config, place)
+    cls = DRAFTERS.get(config["drafter"]["name"])
+    check_options(cls, overrides)
     bound = _target(target, config["target"], device, dtype)
     check_fingerprint(config["target"], bound, place)
     saved = checkpoint.read(place)
-    if overrides:
-        saved.config["drafter"].update(overrides)
-    cls = DRAFTERS.get(str(config["drafter"].get("name")))
+    saved.config["drafter"].update(overrides)
     with blamed(cls, f"being made from {place}"):
         drafter = cls.from_checkpoint(saved, bound)
         drafter = drafter.to(dtype=bound.dtype)
@@ -129,17 +141,15 @@ def composition(spec_or_address: str) -> list[type[Drafter]]:
     """
     from drafterzoo import checkpoint
 
-    place = _address(spec_or_address, None)
-    spec = parse_spec(spec_or_address if place is None else checkpoint.read_config(place)["spec"])
+    address, _ = _parted(spec_or_address)
+    text = spec_or_address if address is None else checkpoint.read_config(_place(address, None))["spec"]
+    spec = parse_spec(text)
     return [DRAFTERS.get(spec.base), *(WRAPPERS.get(name) for name, _ in spec.wrappers)]
 
 
 def check_spelling(text: str) -> None:
     """Raise UsageError for what `load` could not load by its spelling alone; nothing is read or downloaded."""
-    if text.startswith(("dir:", "hub:")) or text in list_checkpoints():
-        return
-    _refuse_folder(text)
-    if "/" not in text or "(" in text:
+    if _parted(text)[0] is None:
         _check_names(parse_spec(text))
 
 
@@ -148,21 +158,45 @@ def _refuse_folder(text: str) -> None:
         raise UsageError(f"drafter {text!r} looks like a folder; write 'dir:{text}'.")
 
 
-def _address(text: str, revision: str | None) -> Path | None:
-    """The folder an address or a catalogue name stands for, downloading it if need be; None for a spec."""
-    if text.startswith("dir:"):
-        return Path(os.path.expanduser(text.removeprefix("dir:")))
-    if text in list_checkpoints():
-        return checkpoint_folder(text)
-    _refuse_folder(text)
-    if text.startswith("hub:") or ("/" in text and "(" not in text):
-        if not text.startswith("hub:") and Path(text).exists():
-            raise UsageError(f"{text!r} could be a folder or a Hub repository; write 'dir:{text}' or 'hub:{text}'.")
-        from drafterzoo import hub
+def _parted(text: str) -> tuple[str | None, dict[str, Any]]:
+    """An address, or a checkpoint's name, and the options typed behind it; None and nothing for a spec.
 
-        name, _, at = text.removeprefix("hub:").partition("@")
-        return hub.pull(name, revision=at or revision)
-    return None
+    A folder that is there by its whole name has no options: its name may end in a bracket.
+    """
+    known = list_checkpoints()
+    if text in known or (text.startswith("dir:") and os.path.exists(_folder(text))):
+        return text, {}
+    _refuse_folder(text)
+    address, options = split_options(text)
+    if address.startswith("dir:"):
+        _folder(address)  # refuses one without a name
+    if address.startswith(("dir:", "hub:")) or address in known or ("/" in address and "(" not in address):
+        return address, options
+    return None, {}
+
+
+def _folder(address: str) -> Path:
+    """The folder of `dir:path`. Raises UsageError where no path is given: that would be whatever folder one is in."""
+    path = address.removeprefix("dir:")
+    if not path.strip():
+        raise UsageError(f"{address!r} names no folder; write 'dir:path', or 'dir:.' for the folder you are in.")
+    return Path(os.path.expanduser(path))
+
+
+def _place(address: str, revision: str | None) -> Path:
+    """The folder that an address or a checkpoint's name stands for, downloaded if need be."""
+    if address.startswith("dir:"):
+        return _folder(address)
+    if address in list_checkpoints():
+        return checkpoint_folder(address)
+    if not address.startswith("hub:") and Path(address).exists():
+        raise UsageError(
+            f"{address!r} could be a folder or a Hub repository; write 'dir:{address}' or 'hub:{address}'."
+        )
+    from drafterzoo import hub
+
+    name, _, at = address.removeprefix("hub:").partition("@")
+    return hub.pull(name, revision=at or revision)
 
 
 def _check_names(spec: Spec) -> None:

@@ -215,25 +215,33 @@ def structure(cls: type, values: Mapping[str, Any], where: str, error: type[Draf
 
     Raises `error` naming the key that is unknown, missing or of the wrong type.
     """
-    fields = {f.name: f for f in attrs.fields(attrs.resolve_types(cls)) if f.init}
-    for key in values:
-        if key not in fields:
-            raise error(f"{where}: unknown key {key!r}{suggest(key, fields)}; the keys are {', '.join(fields)}.")
-    for name, field in fields.items():
-        if name not in values:
-            if field.default is attrs.NOTHING:
-                raise error(f"{where}: key {name!r} is missing; expected {_type_name(field.type)}.")
-            continue
-        try:
-            _converter.structure(values[name], field.type)
-        except DrafterzooError:
-            raise
-        except Exception as problem:
-            raise error(f"{where}: key {name!r} is {values[name]!r}, expected {_type_name(field.type)}.") from problem
+    check_values(cls, values, where, error)
+    for name, field in _fields(cls).items():
+        if name not in values and field.default is attrs.NOTHING:
+            raise error(f"{where}: key {name!r} is missing; expected {_type_name(field.type)}.")
     try:
         return _converter.structure(dict(values), cls)
     except UsageError as problem:  # values that contradict each other: say in which file
         raise error(f"{where}: {problem}") from problem
+
+
+def check_values(cls: type, values: Mapping[str, Any], where: str, error: type[DrafterzooError]) -> None:
+    """Raise `error` naming a key that the class has not, or one of the wrong type; keys may be missing."""
+    fields = _fields(cls)
+    for key, value in values.items():
+        if key not in fields:
+            raise error(f"{where}: unknown key {key!r}{suggest(key, fields)}; the keys are {', '.join(fields)}.")
+        try:
+            _converter.structure(value, fields[key].type)
+        except DrafterzooError:
+            raise
+        except Exception as problem:
+            expected = _type_name(fields[key].type)
+            raise error(f"{where}: key {key!r} is {value!r}, expected {expected}.") from problem
+
+
+def _fields(cls: type) -> dict[str, Any]:
+    return {f.name: f for f in attrs.fields(attrs.resolve_types(cls)) if f.init}
 
 
 def _type_name(kind: Any) -> str:

@@ -16,6 +16,7 @@ from drafterzoo.engine.decode import Emission, Round, Settings, check, decode
 from drafterzoo.engine.sampling import Sampling
 from drafterzoo.errors import UsageError
 from drafterzoo.target.target import Target
+from drafterzoo.wording import quantity
 
 if TYPE_CHECKING:
     from drafterzoo.drafters.base import Drafter
@@ -388,7 +389,7 @@ def _keys(request_ids: Sequence[int | str] | None, n: int) -> list[int]:
     if isinstance(request_ids, str) or not isinstance(request_ids, Sequence):
         raise UsageError(f"generate: request_ids is {request_ids!r}, expected a list of one number or text a prompt.")
     if len(request_ids) != n:
-        raise UsageError(f"generate: {len(request_ids)} request_ids for {n} prompts; give one each.")
+        raise UsageError(f"generate: request_ids names {len(request_ids)} for {quantity(n, 'prompt')}; give one each.")
     return [_key(name) for name in request_ids]
 
 

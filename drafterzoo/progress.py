@@ -58,7 +58,8 @@ class Bar:
 
     @property
     def count(self) -> str:
-        return f"{self.done:,.0f} of {self.total:,.0f} {self.unit}"
+        unit = self.unit.removesuffix("s") if self.total == 1 else self.unit
+        return f"{self.done:,.0f} of {self.total:,.0f} {unit}"
 
     def said(self) -> str:
         """All of it in one line: `12 of 40 answers, 0.5 answers/s, 56 s left; eagle3.1 chain:4 on starter`."""

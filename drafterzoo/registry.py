@@ -12,6 +12,7 @@ import fnmatch
 import importlib
 import inspect
 import keyword
+import math
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -290,6 +291,8 @@ def _check_options(options: Mapping[str, Any]) -> None:
         except (ValueError, SyntaxError):
             plain = False
         if not plain:
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UsageError(f"spec: {_no_number(key, str(value))}.")
             raise UsageError(
                 f"spec: option {key}={value!r} is no plain value; use numbers, quoted text, True, False, None or lists."
             )
@@ -347,6 +350,31 @@ def parse_spec(text: str) -> Spec:
         at += 1
 
 
+def split_options(text: str) -> tuple[str, dict[str, Any]]:
+    """An address and the options in brackets at its end, as in `"dir:runs/best(packed_dtype='float32')"`.
+
+    Brackets that hold no `option=value` are part of the address. Raises UsageError, with the column counted from 1, for
+    options that cannot be read.
+    """
+    for bracket in re.finditer(r"\(", text if text.endswith(")") else ""):
+        start = bracket.start()
+        if _closes_at_end(text, start):
+            if "=" not in text[start:]:
+                break
+            options = _parse_options(text, start, len(text))
+            _check_options(options)
+            return text[:start].rstrip(), options
+    return text, {}
+
+
+def _closes_at_end(text: str, start: int) -> bool:
+    """Whether the bracket at `start` is closed by the last character."""
+    try:
+        return _closing(text, start) == len(text)
+    except UsageError:
+        return False
+
+
 def _refuse(text: str, at: int, why: str) -> NoReturn:
     raise UsageError(f"spec {text!r}, column {at + 1}: {why}.")
 
@@ -357,6 +385,7 @@ def _skip_blanks(text: str, at: int) -> int:
     return at
 
 
+_NO_NUMBERS = ("nan", "inf", "infinity")
 _TOKEN = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^'\"]")
 
 
@@ -372,6 +401,11 @@ def _closing(text: str, start: int) -> int:
         if depth == 0:
             return at
     _refuse(text, start, "this '(' is never closed")
+
+
+def _no_number(option: str, value: str) -> str:
+    """What is said of nan and the infinities."""
+    return f"{option}={value}: nan and infinity are no numbers that an option can take; give a finite one"
 
 
 def _characters(options: str, column: int) -> int:
@@ -408,5 +442,7 @@ def _parse_options(text: str, start: int, end: int) -> dict[str, Any]:
         try:
             options[given.arg] = ast.literal_eval(given.value)
         except (ValueError, TypeError, SyntaxError):
+            if any(isinstance(part, ast.Name) and part.id.lower() in _NO_NUMBERS for part in ast.walk(given.value)):
+                _refuse(text, at, _no_number(given.arg, ast.unparse(given.value)))
             _refuse(text, at, f"the value of {given.arg} is no literal; put text in quotes, as in {given.arg}='token'")
     return options

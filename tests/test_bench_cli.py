@@ -130,7 +130,7 @@ def test_bad_recipes(tmp_path, text, said):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--threads", "0"], "--threads 0: expected a whole number of at least 1"),
+        (["--threads", "0"], "--threads 0: expected a whole number from 1 to 4096"),
         (["--verification", "mtach"], "verification"),
         (["--limit", "many"], "limit"),
         (["no-such.toml"], "recipe no-such.toml cannot be read"),

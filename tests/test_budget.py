@@ -78,13 +78,18 @@ def test_budgets_are_typed_in_three_ways() -> None:
 REFUSED = {
     "0": "nodes is 0, expected a whole number of at least 1",
     "chain:0": "nodes is 0",
-    "": "cannot read ''",
+    "": "it is empty",
+    " ": "it is empty",
+    "\N{FULLWIDTH DIGIT FOUR}": "cannot read '\N{FULLWIDTH DIGIT FOUR}'",
+    "chain:\N{ARABIC-INDIC DIGIT FOUR}": "cannot read 'chain:\N{ARABIC-INDIC DIGIT FOUR}'",
+    "nodes=\N{DEVANAGARI DIGIT FOUR},depth=1,grow=4,offer=4": "cannot read 'nodes=",
     "many": "cannot read 'many'",
     "-3": "cannot read '-3'",
     "chain:x": "cannot read 'chain:x'",
     "nodes=24": "lacks depth, grow, offer",
     "node=24,depth=6,grow=6,offer=6": "unknown field 'node' (did you mean 'nodes'?)",
     "nodes=24,depth=0,grow=6,offer=6": "depth is 0",
+    "nodes=24,depth=6,grow=6,six": "cannot read 'six' in 'nodes=24,depth=6,grow=6,six'",
     "nodes=500,depth=2,grow=2,offer=2": "500 nodes can never be filled",
 }
 
@@ -95,6 +100,15 @@ def test_what_cannot_be_a_budget_is_refused_in_one_sentence(text: str, why: str)
         Budget.parse(text)
     said = str(caught.value)
     assert said.startswith("budget: ") and why in said and said.endswith(".") and "\n" not in said
+    assert "Budget(" not in said and " in ''" not in said
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "chain:0", "many", "4096000", "nodes=24", "nodes=0,depth=1,grow=1,offer=1", "9" * 300]
+)
+def test_what_is_typed_wrongly_is_answered_with_what_to_type(text: str) -> None:
+    with pytest.raises(UsageError, match="--budget 24"):
+        Budget.parse(text)
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "4", None])

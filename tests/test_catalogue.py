@@ -97,7 +97,7 @@ def test_another_tokenizer_is_refused(cards: Path, target: Target, monkeypatch: 
         ("eagle3.1+pq", UsageError, "pq"),
         ("eagle3", UsageError, "no checkpoint of 'eagle3' for"),
         ("dir:nowhere", CheckpointError, "nowhere: no such folder"),
-        ("eagle3.1(tap=1)", CheckpointError, "unknown key 'tap' (did you mean 'taps'?)"),
+        ("eagle3.1(tap=1)", UsageError, "eagle3.1: no option 'tap' (did you mean 'taps'?)"),
         ("lookup(max_gram=3)", UsageError, "no option 'max_gram' (did you mean 'max_ngram'?)"),
         ("hub:bad name", UsageError, "hub:bad name: not the name of a repository"),
     ],
@@ -139,3 +139,57 @@ def test_the_hub_without_a_network_says_what_to_do(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("drafterzoo.hub.snapshot_download", offline)
     with pytest.raises(CheckpointError, match="hub:org/name: the Hub cannot be reached"):
         drafterzoo.load("org/name", target)
+
+
+# -- options behind an address ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asked", ["dir:{folder}", NAME, "hub:org/name@v1", "org/name@v1", "eagle3.1"])
+def test_options_behind_whatever_names_a_checkpoint_are_set_on_it(
+    asked: str, cards: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulled: list[tuple[str, str | None]] = []
+
+    def pull(name: str, *, revision: str | None) -> Path:
+        pulled.append((name, revision))
+        return cards / NAME
+
+    monkeypatch.setattr("drafterzoo.hub.pull", pull)
+    typed = asked.format(folder=cards / NAME) + "(packed_dtype='float32', coupling=(0.5, 2.0))"
+    config = drafterzoo.load(typed, target).config
+    assert (config.packed_dtype, config.coupling) == ("float32", (0.5, 2.0))
+    assert drafterzoo.load(typed, target, coupling=(1.0, 3.0)).config.coupling == (1.0, 3.0)
+    assert catalogue.options_typed(typed) == {"packed_dtype": "float32", "coupling": (0.5, 2.0)}
+    assert catalogue.composition(typed) == [Eagle31]
+    catalogue.check_spelling(typed)
+    assert set(pulled) <= {("org/name", "v1")} and bool(pulled) == ("org/name" in asked)
+
+
+@pytest.mark.parametrize("name", ["best (copy)", "best()", "lr(x=1)", "best(packed_dtype='float32')", "a(b"])
+def test_a_folder_whose_name_holds_brackets_is_loaded(name: str, cards: Path, target: Target, tmp_path: Path) -> None:
+    folder = (cards / NAME).rename(tmp_path / name)
+    own = drafterzoo.load(f"dir:{folder}", target).config
+    assert own.packed_dtype == "auto" and catalogue.find(f"dir:{folder}") == folder
+    assert drafterzoo.load(f"dir:{folder}(packed_dtype='float32')", target).config.packed_dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "words"),
+    [
+        ("dir:{folder}(tap=1)", UsageError, "eagle3.1: no option 'tap' (did you mean 'taps'?)"),
+        ("dir:{folder}(packed_dtype='f32')", UsageError, "options of eagle3.1: key 'packed_dtype' is 'f32'"),
+        (f"{NAME}(rope_theta=nan)", UsageError, "nan and infinity are no numbers"),
+        ("dir:{folder}(packed_dtype=float32)", UsageError, "put text in quotes, as in packed_dtype='token'"),
+        ("dir:nowhere(packed_dtype='float32')", CheckpointError, "nowhere: no such folder"),
+        ("dir:nowhere (copy)", CheckpointError, "nowhere (copy): no such folder"),
+        ("dir:", UsageError, "'dir:' names no folder; write 'dir:path'"),
+        ("dir:(packed_dtype='float32')", UsageError, "'dir:' names no folder"),
+        ("./best(packed_dtype='float32')", UsageError, "write 'dir:./best"),
+    ],
+)
+def test_wrong_options_behind_an_address_are_a_sentence(
+    asked: str, error: type[Exception], words: str, cards: Path, target: Target
+) -> None:
+    with pytest.raises(error) as caught:
+        drafterzoo.load(asked.format(folder=cards / NAME), target)
+    assert words in str(caught.value) and "\n" not in str(caught.value)

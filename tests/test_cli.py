@@ -212,6 +212,7 @@ def catalogue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         checkpoint_folder=checkpoint_folder,
         checkpoints_of=lambda drafter: ["tiny-one"] if drafter == "eagle3.1" else [],
         find=checkpoint_folder,
+        options_typed=lambda name: {},
     )
     return folder
 
@@ -386,6 +387,15 @@ def test_generate_plain_needs_no_drafter(asked: dict[str, Any], capsys: pytest.C
     capsys.readouterr()
 
 
+def test_generate_with_the_drafter_none_decodes_plainly(
+    asked: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "Say it.", "-d", "none", "--target", "some/model", "--json"]) == 0
+    assert asked["drafter"] == "none" and asked["target_name"] == ("some/model",) and "spec" not in asked
+    found = json.loads(capsys.readouterr().out)
+    assert (found["drafter"], found["budget"]) == ("none", None)
+
+
 def test_generate_draws_trees(asked: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "Say it.", "--show-tree"]) == 0
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
@@ -424,7 +434,18 @@ def test_generate_refuses_a_bad_budget_before_anything_is_loaded(
     asked: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["generate", "Say it.", "--budget", "0"]) == 2
-    assert "nodes is 0" in capsys.readouterr().err and not asked
+    said = capsys.readouterr().err
+    assert "nodes is 0" in said and "--budget chain:4" in said and not asked
+    assert main(["generate", "Say it.", "--budget", ""]) == 2
+    assert "budget: it is empty; write for example chain:4" in capsys.readouterr().err and not asked
+
+
+def test_a_pipe_that_holds_no_text_is_misuse(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hi \xff"), encoding="utf-8"))
+    assert main(["generate"]) == 2
+    assert "standard input: not text" in capsys.readouterr().err and not asked
 
 
 # -- the drawing -----------------------------------------------------------------------------------------------------

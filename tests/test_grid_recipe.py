@@ -75,6 +75,7 @@ def test_skips_and_overrides():
         ({"max_new_tokens": 1}, "r.toml: max_new_tokens is 1, expected at least 2"),
         ({"limit": 0}, "r.toml: limit is 0, expected at least 1"),
         ({"threads": -1}, "r.toml: threads is -1"),
+        ({"threads": 99999999999}, "r.toml: threads is 99999999999, expected from 0 to 4096"),
         ({"verification": "mtach"}, "r.toml: key 'verification' is 'mtach'"),
         ({"skip": ["drafer=x"]}, r"skip: unknown key 'drafer' \(did you mean 'drafter'\?\)"),
         ({"override": {"where": "suite=starter"}}, r"expected tables, each under a line \[\[override\]\]"),

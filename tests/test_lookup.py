@@ -101,7 +101,7 @@ def test_a_ragged_batch_equals_singles(target: Target) -> None:
 
 
 def test_options_are_checked(target: Target) -> None:
-    with pytest.raises(UsageError, match="min_ngram"):
+    with pytest.raises(UsageError, match=r"^options of lookup: min_ngram=4 and max_ngram=3"):
         Lookup.create(target, min_ngram=4)
     with pytest.raises(UsageError, match="max_ngram"):
         Lookup.create(target, max_ngrm=4)

@@ -90,7 +90,7 @@ def test_categories_keep_their_order():
 
 
 def test_a_record_whose_lists_disagree_is_refused():
-    with pytest.raises(ValueError, match="nodes has 1 entries, committed has 2"):
+    with pytest.raises(ValueError, match="nodes has 1 entry, committed has 2"):
         record([1, 1], [0, 0], nodes=[3])
     with pytest.raises(ValueError, match="there are 2 tokens, expected 1 and the 2 that rounds emitted"):
         record([1, 1], [0, 0], tokens=[7, 7])

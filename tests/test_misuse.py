@@ -17,9 +17,11 @@ import torch
 import drafterzoo
 from drafterzoo.budget import MOST, Budget
 from drafterzoo.catalogue import load
+from drafterzoo.cli import main
 from drafterzoo.drafters.eagle31 import Eagle31
 from drafterzoo.engine.sampling import Sampling
 from drafterzoo.errors import CheckpointError, DataError, DrafterzooError, UsageError
+from drafterzoo.registry import DRAFTERS
 from drafterzoo.target import embedded, load_target
 from drafterzoo.training.generating import make_rollouts
 from drafterzoo.training.recipe import build_recipe
@@ -67,8 +69,58 @@ def test_without_a_home_folder_the_cache_says_what_to_set(monkeypatch: pytest.Mo
 
 def test_a_prompt_that_is_no_text_is_refused(tmp_path: Path) -> None:
     target = drafterzoo.load_target(tiny_model(layers=1), tokenizer=tiny_tokenizer())
-    with pytest.raises(DataError, match=r"character 3 is '.udcff'.*UTF-8"):
+    with pytest.raises(UsageError, match=r"character 3 is '.udcff'.*UTF-8"):
         drafterzoo.generate("none", "hi\udcff", target=target, max_new_tokens=2)
+
+
+def test_half_a_character_typed_as_a_prompt_is_misuse(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = drafterzoo.load_target(tiny_model(layers=1), tokenizer=tiny_tokenizer())
+    monkeypatch.setitem(vars(drafterzoo), "load_target", lambda *names: target)
+    for choice in (["--plain"], ["-d", "none"]):
+        assert main(["generate", "hi\udcff", "-n", "2", *choice]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("drafterzoo: prompt: character 3 is '\\udcff'") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "4097", "99999999999"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["generate", "Hello"],
+        ["bench", "-d", "lookup"],
+        ["rollout", "builtin:4", "rollouts.jsonl"],
+        ["evaluate", "-d", "lookup", "-r", "rollouts.jsonl"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_threads_that_no_machine_has_are_refused(
+    words: list[str], count: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = torch.get_num_threads()
+    assert main([*words, f"--threads={count}"]) == 2
+    said = capsys.readouterr().err
+    assert "threads" in said and "4096" in said and said.count("\n") == 1
+    assert torch.get_num_threads() == before and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("option", ["--temperature=nan", "--temperature=-1", "--top-p=0", "--top-k=-1"])
+def test_rollouts_drawn_in_no_way_there_is_are_refused(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["rollout", "builtin:4", str(tmp_path / "r.jsonl"), option]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("drafterzoo: sampling: ") and said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", [name for name in DRAFTERS.names() if name.startswith("eagle3")])
+def test_a_complaint_names_the_drafter_once_and_rightly(name: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        DRAFTERS.get(name).create(tiny_target(), head_dim=7)
+    assert str(caught.value).startswith(f"options of {name}: head_dim=7 cannot be rotated")
 
 
 # -- checkpoints -----------------------------------------------------------------------------------------------------
@@ -85,9 +137,9 @@ def test_a_prompt_that_is_no_text_is_refused(tmp_path: Path) -> None:
         (None, "spec", "eagle3", "spec is 'eagle3'"),
         ("target", "name", None, "'target' has no name"),
         ("drafter", "name", 5, "'drafter' has no name"),
-        ("drafter", "head_dim", 7, "config.json: eagle3: head_dim=7"),
-        ("drafter", "num_kv_heads", 0, "config.json: eagle3: num_kv_heads=0"),
-        ("drafter", "rope_theta", float("nan"), "config.json: eagle3: rope_theta=nan"),
+        ("drafter", "head_dim", 7, "config.json: head_dim=7"),
+        ("drafter", "num_kv_heads", 0, "config.json: num_kv_heads=0"),
+        ("drafter", "rope_theta", float("nan"), "config.json: rope_theta=nan"),
         ("drafter", "coupling", [0.0, 1.0], "two weights above zero"),
         ("budget", "nodes", 0, "config.json: budget: nodes is 0"),
     ],

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafterzoo.errors import UsageError
-from drafterzoo.registry import BUILT_IN, DRAFTERS, FORMATS, SUITES, WRAPPERS, Registry, Spec, parse_spec
+from drafterzoo.registry import BUILT_IN, DRAFTERS, FORMATS, SUITES, WRAPPERS, Registry, Spec, parse_spec, split_options
 
 
 class Animal:
@@ -268,6 +268,8 @@ WRONG = {
     "hass(a='é', m=x)": (15, "the value of m is no literal"),
     "hass(m=1, m=2)": (13, "m is given twice"),
     "hass(**{'m': 1})": (8, "'**' has no meaning here"),
+    "lookup(max_ngram=nan)": (18, "max_ngram=nan: nan and infinity are no numbers that an option can take"),
+    "hass(m=(1, -inf))": (8, "m=(1, -inf): nan and infinity are no numbers"),
     "hass(m=)": (8, "cannot read these options"),
     "org/name": (4, "found '/'"),
 }
@@ -285,7 +287,7 @@ def test_a_wrong_spec_is_refused_in_one_sentence_with_its_column(text: str, colu
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), object(), {"a": {1: float("nan")}}, int])
 def test_a_spec_holds_only_what_can_be_written(value: object) -> None:
-    with pytest.raises(UsageError, match="is no plain value"):
+    with pytest.raises(UsageError, match=r"is no plain value|are no numbers that an option can take"):
         Spec("hass", {"m": value})
     with pytest.raises(UsageError, match="is no name"):
         Spec("hass+pr")
@@ -301,3 +303,37 @@ def test_what_a_drafter_is_reads_back_from_a_file_as_it_was_written(name: str) -
     cls = DRAFTERS.get(name)
     conditions = drafter_conditions(cls(cls.debug_config(target := tiny_target("llama")), target))
     assert json.loads(json.dumps(conditions)) == conditions, "a run that goes on compares what it reads with this"
+
+
+ADDRESSES = {
+    "dir:runs/best": ("dir:runs/best", {}),
+    "dir:runs/best(packed_dtype='float32')": ("dir:runs/best", {"packed_dtype": "float32"}),
+    "dir:a (old)/best (x=1, y='):(')": ("dir:a (old)/best", {"x": 1, "y": "):("}),
+    "dir:a(b/best(x=1)": ("dir:a(b/best", {"x": 1}),
+    "dir:it's/best(x=1)": ("dir:it's/best", {"x": 1}),
+    "dir:best(x=1)(y=2)": ("dir:best(x=1)", {"y": 2}),
+    "dir:best (copy)": ("dir:best (copy)", {}),
+    "dir:best()": ("dir:best()", {}),
+    "dir:best)": ("dir:best)", {}),
+    "hub:org/name@v1(x=(1, 2))": ("hub:org/name@v1", {"x": (1, 2)}),
+}
+
+
+@pytest.mark.parametrize(("text", "parts"), ADDRESSES.items())
+def test_options_are_taken_from_the_end_of_an_address(text: str, parts: tuple[str, dict[str, Any]]) -> None:
+    assert split_options(text) == parts
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("dir:best(x=token)", "column 12: the value of x is no literal"),
+        ("dir:best(x=nan)", "column 12: x=nan: nan and infinity are no numbers"),
+        ("dir:best(2, x=1)", "a value without a name"),
+        ("dir:best(x=1e999)", "x=inf: nan and infinity are no numbers"),
+    ],
+)
+def test_options_behind_an_address_are_refused_as_in_a_spec(text: str, why: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        split_options(text)
+    assert why in str(caught.value) and "\n" not in str(caught.value)

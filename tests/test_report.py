@@ -114,7 +114,7 @@ def test_answers_that_not_every_row_has_are_left_out_and_said(tmp_path):
     collection = collect([handmade.write(tmp_path / "run", handmade.records()[:-1])])
     assert {(r.prompt, r.turn) for r in collection.runs[0].records} == {("p1", 0), ("p1", 1)}
     assert collection.remarks == [
-        "run: 1 answer is left out, since not every row has them.", "run is unfinished: 1 of 2 prompts are shown.",
+        "run: 1 answer is left out, since not every row has them.", "run is unfinished: 1 of 2 prompts is shown.",
     ]  # fmt: skip
 
 
@@ -414,7 +414,7 @@ def test_an_evaluation_is_reported_in_a_section_of_its_own(tmp_path, undrawn):
         text.index("leaderboard-1") < text.index("Counted on rollouts, nothing decoded") < text.index("leaderboard-2")
     )
     assert "Nothing was timed" in text and "sections" not in page.tables
-    assert "τ: the last round of up to 1 answers may have gone further" in text
+    assert "τ: the last round of up to 1 answer may have gone further" in text
     assert any("Of all rounds" in caption or "At least 1, 2" in caption for caption in page.alts)
 
 
@@ -437,7 +437,7 @@ def test_evaluations_share_a_section_only_under_equal_conditions(tmp_path):
     collection = collect([tmp_path])
     first, second = collection.offline
     assert [(row.name, row.figures["rollouts"]) for row in first.rows] == [("good", 1), ("poor", 1)]
-    assert collection.remarks == ["a, b: 1 of 2 rollouts are shown, since not every row has the others."]
+    assert collection.remarks == ["a, b: 1 of 2 rollouts is shown, since not every row has the others."]
     assert [row.name for row in second.rows] == ["good"] and not second.comparisons
     table = offline_tables.overview(collection.offline)
     assert [column.title for column in table.columns] == ["section", "convention.start", "highest MAL"]
@@ -463,6 +463,60 @@ def test_broken_evaluations_are_refused_and_nothing_is_changed(tmp_path, capsys)
     path.write_bytes(b"")
     (folder / "conditions.json").write_text(json.dumps(conditions))
     assert "there is no answer in" in refused(capsys, folder)[1]
+
+
+DAMAGED = ("", "{", "[]", "null", "{}", "\x00")
+
+
+@pytest.mark.parametrize("content", DAMAGED)
+@pytest.mark.parametrize("kind", ["bench", "evaluate", "grid"])
+def test_a_damaged_summary_is_named(kind, content, tmp_path, capsys):
+    write = {"bench": handmade.write, "evaluate": handmade.write_evaluation, "grid": failing_grid}[kind]
+    folder = tmp_path / "run"
+    write(folder)
+    (folder / "summary.json").write_text(content)
+    status, said = refused(capsys, folder, "--out", tmp_path / "out")
+    assert status == 1 and "summary.json" in said and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("lossless", [[], None, {"differences": 3}, {"differences": [{"cell": "x"}]}])
+def test_a_summary_whose_gaps_cannot_be_read_is_named(lossless, tmp_path, capsys):
+    folder = handmade.write(tmp_path / "run")
+    (folder / "summary.json").write_text(json.dumps({"format_version": 1, "lossless": lossless}))
+    status, said = refused(capsys, folder)
+    assert status == 1 and "summary.json: lossless is not what bench writes" in said
+
+
+@pytest.mark.parametrize("content", [b"garbage", b"{", b"\x00" * 64, b" ", b"\n \ngarbage", b'{"prompt": "x"'])
+@pytest.mark.parametrize("kind", ["bench", "evaluate"])
+def test_lines_that_are_nothing_but_garbage_are_damage(kind, content, tmp_path, capsys):
+    write, name = (handmade.write, "rounds.jsonl") if kind == "bench" else (handmade.write_evaluation, "rollouts.jsonl")
+    folder = write(tmp_path / "run")
+    (folder / name).write_bytes(content)
+    status, said = refused(capsys, folder)
+    assert status == 1 and name in said
+    assert (folder / name).read_bytes() == content
+
+
+@pytest.mark.parametrize("kind", ["bench", "evaluate"])
+def test_a_run_stopped_in_its_first_line_holds_no_answer_and_others_are_shown(kind, tmp_path, capsys):
+    write, name = (handmade.write, "rounds.jsonl") if kind == "bench" else (handmade.write_evaluation, "rollouts.jsonl")
+    folder, other = write(tmp_path / "run"), handmade.write(tmp_path / "other")
+    (folder / name).write_bytes((folder / name).read_bytes()[:50])
+    status, said = refused(capsys, folder)
+    assert status == 2 and "there is no answer in" in said
+    remarks = collect([folder, other]).remarks
+    assert any(name in remark and "the last line is half-written" in remark for remark in remarks)
+    assert any("is left out" in remark and str(folder) in remark for remark in remarks)
+
+
+def test_an_evaluation_without_its_lines_lacks_them_by_name(tmp_path, capsys):
+    folder = handmade.write_evaluation(tmp_path / "run")
+    (folder / "rollouts.jsonl").unlink()
+    status, said = refused(capsys, folder)
+    assert status == 2 and "has conditions.json but no rollouts.jsonl" in said and "rounds.jsonl" not in said
+    handmade.write(tmp_path / "other")
+    assert collect([tmp_path]).remarks == [f"{folder} is left out: it has no rollouts.jsonl."]
 
 
 def failing_grid(folder, reason="prompt 'p1': RuntimeError: boom <b>"):
@@ -639,7 +693,7 @@ def test_results_from_before_the_counter_are_read(tmp_path, undrawn):
     assert "a lower bound" in text
     lines[0]["walked"] = [1]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(DataError, match=r"rounds\.jsonl:1: walked has 1 entries, committed has 7"):
+    with pytest.raises(DataError, match=r"rounds\.jsonl:1: walked has 1 entry, committed has 7"):
         read(tmp_path / "run")
 
 

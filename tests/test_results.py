@@ -64,7 +64,7 @@ def test_a_half_written_last_line_is_named_and_left_out(tmp_path):
         ("{broken", "1: not JSON at column 2"),
         ("[1]", "1: expected an object with cell, prompt and rounds, found list"),
         ('{"cell": "x"}', "1: drafter, budget, prompt, .* missing"),
-        (json.dumps({**attrs.asdict(RECORDS[0]), "nodes": [1]}), "1: nodes has 1 entries, committed has 3"),
+        (json.dumps({**attrs.asdict(RECORDS[0]), "nodes": [1]}), "1: nodes has 1 entry, committed has 3"),
         (json.dumps({**attrs.asdict(RECORDS[0]), "nodes": "many"}), "1: invalid literal"),
     ],
 )
@@ -88,7 +88,7 @@ def test_missing_or_foreign_folders(tmp_path):
     with pytest.raises(DataError, match=r"conditions\.json:2: not JSON"):
         read(folder)
     (folder / "conditions.json").write_text("[]")
-    with pytest.raises(DataError, match="format_version is None"):
+    with pytest.raises(DataError, match="expected an object with a format_version, found a list"):
         read(folder)
 
 

@@ -75,6 +75,49 @@ def test_a_spec_with_options_shows_its_drafter(capsys: pytest.CaptureFixture[str
     assert facts(capsys, "lookup(max_ngram=5)")["name"] == "lookup"
 
 
+@pytest.mark.parametrize("typed", ["lookup(max_ngram=4)", "eagle3(taps=[1])"])
+def test_typed_options_are_shown_as_values(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name, value = ("max_ngram", 4) if typed.startswith("lookup") else ("taps", [1])
+    options = {option["name"]: option for option in facts(capsys, typed)["options"]}
+    assert options.pop(name)["value"] == value and all("value" not in option for option in options.values())
+    otherwise = 3 if name == "max_ngram" else "from the target"
+    assert f"{name}  [{value}, as typed; otherwise {otherwise}]" in shown(capsys, typed)
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("lookup(max_gram=4)", "lookup: no option 'max_gram' (did you mean 'max_ngram'?)"),
+        ("lookup(max_ngram='many')", "options of lookup: key 'max_ngram' is 'many', expected int"),
+        ("lookup(max_ngram=nan)", "max_ngram=nan: nan and infinity are no numbers that an option can take"),
+        ("lookup(min_ngram=4)", "options of lookup: min_ngram=4 and max_ngram=3, expected"),
+        ("eagle3(taps='all')", "options of eagle3: key 'taps' is 'all'"),
+        ("eagle3.1(tap=1)", "eagle3.1: no option 'tap'"),
+        ("dir:", "'dir:' names no folder"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(typed: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = shown(capsys, typed, status=2)
+    assert words in said and said.count("\n") == 1
+
+
+def test_options_of_a_checkpoint_are_shown_in_place_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = catalogue.checkpoint_folder("eagle3.1-smollm2-135m")
+    for name in ("eagle3.1", "eagle3.1-smollm2-135m", f"dir:{folder}"):
+        found = facts(capsys, f"{name}(packed_dtype='float32')")
+        assert found["config"]["drafter"]["packed_dtype"] == "float32"
+        assert found["options"] == {"packed_dtype": "float32"} and facts(capsys, name)["options"] == {}
+    assert "packed_dtype='float32', as typed" in shown(capsys, "eagle3.1(packed_dtype='float32')")
+
+
+def test_a_folder_that_is_not_there_is_said_to_be_missing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for typed in ("dir:nowhere", "dir:nowhere(packed_dtype='float32')", f"dir:{tmp_path / 'nowhere'}"):
+        said = shown(capsys, typed, status=1)
+        assert "nowhere: no such folder" in said and "download" not in said
+    (tmp_path / "config.json").write_text('{"architectures": []}')
+    assert "no options can be set on it" in shown(capsys, f"dir:{tmp_path}(x=1)", status=2)
+
+
 def test_every_line_fits_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     for name in ("lookup", "eagle3"):

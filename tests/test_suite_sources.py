@@ -309,7 +309,7 @@ def test_prompts_of_another_suite_are_recognised(declare: Any, tmp_path: Path, m
     monkeypatch.setattr(suite_declarations, "known", SuiteFile("k", "k", sha256=mine), raising=False)
     monkeypatch.setattr(suite_declarations, "shipped_names", lambda: ["known"])
     declare("toy", TOY)
-    assert "1 prompts, expected 2 (they are those of 'known')" in complaint(load_suite, "toy")
+    assert "1 prompt, expected 2 (they are those of 'known')" in complaint(load_suite, "toy")
 
 
 def test_a_part_of_a_file_is_a_suite(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_named_suites_are_found_in_the_data_folder(tmp_path: Path, monkeypatch: 
     said = complaint(load_suite, "gsm8k")
     assert "gsm8k.jsonl" in said and "--data-dir" in said and "DRAFTERZOO_DATA" in said
     assert "the Hub (openai/gsm8k) cannot be reached" in said
-    assert "1 prompts, expected 1319" in complaint(load_suite, "gsm8k", data_dir=folder)
+    assert "1 prompt, expected 1319" in complaint(load_suite, "gsm8k", data_dir=folder)
     assert load_suite("gsm8k", data_dir=folder, check=False).prompts[0].turns == ("1 + 1?",)
     assert load_suite("own", data_dir=folder).name == "own"
     monkeypatch.setenv("DRAFTERZOO_DATA", str(folder))

@@ -154,7 +154,7 @@ def reconfigured(folder, **changes):
         ({}, {"intermediate_size": 32}, r"9 weights have other sizes .*mlp"),
         ({}, {"num_key_value_heads": 4}, r"6 weights have other sizes .*k_proj"),
         ({}, {"tie_word_embeddings": True}, "says tie_word_embeddings, but the weights hold an output head"),
-        ({"tie_word_embeddings": True}, {"tie_word_embeddings": False}, r"1 weights are missing, 'lm_head\.weight'"),
+        ({"tie_word_embeddings": True}, {"tie_word_embeddings": False}, r"1 weight is missing, 'lm_head\.weight'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else None,
 )

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from drafterzoo.cli.console import Json, show_found, use_threads
+from drafterzoo.wording import quantity, verb
 
 FEW_PROMPTS = 5  # resampling fewer whole prompts gives the ends of their own range
 
@@ -58,7 +59,7 @@ def bench(
         A TOML file with the arguments of `drafterzoo.bench`, such as recipes/bench/starter.toml; typed options
         override it.
     drafter
-        A name, with options if need be (`lookup(max_ngram=4)`), `dir:path` or `hub:org/name@revision`; may be given
+        A name, `dir:path` or `hub:org/name@revision`, with options if need be (`lookup(max_ngram=4)`); may be given
         several times.
     suite
         A suite's name (`drafterzoo list suites`) or a JSONL file. Default: starter.
@@ -140,10 +141,11 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
     if not lossless["checked"]:
         lines.append("texts: not compared, since rejection sampling keeps the distribution, not the text")
     elif not lossless["different"]:
-        lines.append(f"texts: all {lossless['texts']} equal plain decoding's, token for token")
+        equal = verb(lossless["texts"], "the one there is equals", f"all {lossless['texts']} equal")
+        lines.append(f"texts: {equal} plain decoding's, token for token")
     else:
-        counts = f"{lossless['different']} of {lossless['texts']}"
-        lines.append(f"texts: {counts} differ from plain decoding's, {lossless['ties']} by a tie")
+        differ = f"{lossless['different']} of {lossless['texts']} {verb(lossless['different'], 'differs', 'differ')}"
+        lines.append(f"texts: {differ} from plain decoding's, {lossless['ties']} by a tie")
     for place in lossless["differences"][:10]:
         gap = "gap unknown" if place["gap"] is None else f"gap {place['gap']:.2g}{', a tie' if place['tie'] else ''}"
         lines.append(
@@ -154,6 +156,6 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
         lines.append(f"  and {lossless['different'] - 10} more, in summary.json")
     asked = summary["answers"]
     if asked < FEW_PROMPTS:
-        lines.append(f"intervals: of {asked} answers they say little; ask at least {FEW_PROMPTS} prompts")
+        lines.append(f"intervals: of {quantity(asked, 'answer')} they say little; ask at least {FEW_PROMPTS} prompts")
     lines.append(f"memory: {peak:,.0f} MB resident at most; {summary['wall_seconds']:,.0f} s in all")
     return lines

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from drafterzoo.errors import UsageError
 
+MOST_THREADS = 4096  # as in recipes
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print one JSON object instead of text.")]
 
 
@@ -56,9 +57,9 @@ def show_found(found: Found, remarks: Sequence[str], json: bool) -> None:
 
 
 def use_threads(threads: int) -> None:
-    """Compute with this many CPU threads. Raises UsageError for fewer than one."""
-    if threads < 1:
-        raise UsageError(f"--threads {threads}: expected a whole number of at least 1.")
+    """Compute with this many CPU threads. Raises UsageError for fewer than one, and for more than any machine has."""
+    if not 1 <= threads <= MOST_THREADS:
+        raise UsageError(f"--threads {threads}: expected a whole number from 1 to {MOST_THREADS}.")
     import torch
 
     torch.set_num_threads(threads)

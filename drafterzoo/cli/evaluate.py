@@ -13,6 +13,7 @@ from cyclopts import Parameter
 
 from drafterzoo.cli.bench import FEW_PROMPTS
 from drafterzoo.cli.console import Json, show_found, use_threads
+from drafterzoo.wording import quantity
 
 
 def evaluate(
@@ -45,7 +46,7 @@ def evaluate(
     Parameters
     ----------
     drafter
-        A name, with options if need be (`lookup(max_ngram=4)`), `dir:path` or `hub:org/name@revision`; may be given
+        A name, `dir:path` or `hub:org/name@revision`, with options if need be (`lookup(max_ngram=4)`); may be given
         several times. The others are compared with the first.
     rollouts
         A JSONL file of `drafterzoo rollout`.
@@ -115,5 +116,5 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
     lines = doubts(summary)
     prompts = summary["conditions"]["rollouts"]["prompts"]
     if len(summary["conditions"]["drafters"]) > 1 and prompts < FEW_PROMPTS:
-        lines.append(f"intervals: of {prompts} prompts they say little; evaluate at least {FEW_PROMPTS}")
+        lines.append(f"intervals: of {quantity(prompts, 'prompt')} they say little; evaluate at least {FEW_PROMPTS}")
     return lines

@@ -14,7 +14,8 @@ import attrs
 from cyclopts import Parameter
 
 from drafterzoo.cli.console import Json, err, out, print_json, use_threads
-from drafterzoo.errors import DataError, UsageError
+from drafterzoo.errors import UsageError
+from drafterzoo.wording import quantity
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -52,7 +53,8 @@ def generate(
     prompt
         What to ask, as one user turn; without it, it is read from standard input.
     drafter
-        A name, with options if need be (`lookup(max_ngram=4)`), `dir:path` or `hub:org/name@revision`.
+        A name, `dir:path` or `hub:org/name@revision`, with options if need be (`lookup(max_ngram=4)`); `none` means
+        --plain.
     target
         The target's name or directory; without it, the one the drafter was trained for.
     budget
@@ -84,6 +86,7 @@ def generate(
 
     if threads is not None:
         use_threads(threads)
+    plain = plain or drafter == "none"
     spend = Budget.parse(budget) if budget is not None else None
     asked = _piped() if prompt is None else prompt
     if not asked.strip():
@@ -113,7 +116,7 @@ def _piped() -> str:
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
-        raise DataError("standard input: not text in this terminal's encoding; give the prompt in UTF-8.") from error
+        raise UsageError("standard input: not text in this terminal's encoding; give the prompt in UTF-8.") from error
 
 
 @attrs.define
@@ -150,10 +153,10 @@ class Answer:
     def remark(self) -> str:
         """One line for people."""
         speed = f", {len(self.tokens) / self.seconds:.1f} tokens/s" if self.seconds else ""
-        said = f"{len(self.tokens)} tokens in {self.seconds:.1f} s{speed}"
+        said = f"{quantity(len(self.tokens), 'token')} in {self.seconds:.1f} s{speed}"
         if self.tau is None:
             return said
-        calls = f"{len(self.committed)} target call{'s' if len(self.committed) != 1 else ''}"
+        calls = quantity(len(self.committed), "target call")
         return f"{said}; {calls} after prefill, {self.tau:.2f} tokens each"
 
 

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from drafterzoo.cli.console import Json, out, print_json, show_found
 from drafterzoo.errors import DrafterzooError
 from drafterzoo.progress import duration
+from drafterzoo.wording import quantity, verb
 
 if TYPE_CHECKING:
     from drafterzoo.evaluation.grid_plan import Cost, Plan
@@ -77,8 +78,9 @@ def remarks(summary: dict[str, Any]) -> list[str]:
     texts, different, ties = (sum(entry[key] for entry in checked) for key in ("texts", "different", "ties"))
     lines = []
     if checked:
-        unlike = f"{different} of {texts} differ from plain decoding's, {ties} by a tie"
-        lines.append(f"texts: {unlike if different else f'all {texts} equal plain decoding, token for token'}")
+        unlike = f"{different} of {texts} {verb(different, 'differs', 'differ')} from plain decoding's, {ties} by a tie"
+        equal = verb(texts, "the one there is equals", f"all {texts} equal")
+        lines.append(f"texts: {unlike if different else f'{equal} plain decoding, token for token'}")
     if len(checked) < len(summary["tables"]):
         lines.append("texts of sampling by rejection: not compared, since they agree in distribution only")
     for failure in summary["failures"][:FAILURES_SHOWN]:
@@ -87,7 +89,8 @@ def remarks(summary: dict[str, Any]) -> list[str]:
         lines.append(f"and {len(summary['failures']) - FAILURES_SHOWN} more failed, see failures.json")
     if not summary["complete"]:
         whole = sum(table["complete"] for table in summary["tables"])
-        lines.append(f"not complete: {whole} of {summary['planned']} tables are whole; the same command goes on")
+        count = f"{whole} of {quantity(summary['planned'], 'table')} {verb(whole, 'is', 'are')} whole"
+        lines.append(f"not complete: {count}; the same command goes on")
     return lines
 
 

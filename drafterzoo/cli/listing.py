@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 from drafterzoo.cli.console import Json, out, print_json
 from drafterzoo.registry import DRAFTERS, FORMATS, SUITES, WRAPPERS, Registry
+from drafterzoo.wording import quantity, verb
 
 Kind = Literal["drafters", "wrappers", "formats", "suites", "checkpoints"]
 REGISTRIES: dict[str, Registry] = {"drafters": DRAFTERS, "wrappers": WRAPPERS, "formats": FORMATS, "suites": SUITES}
@@ -62,7 +63,7 @@ def _entries(registry: Registry, match: str | None) -> dict[str, str]:
 def _suite(name: str) -> str:
     """What a suite is, its number of prompts and licence, and whether its data is at hand, on one line."""
     suite = SUITES.get(name)
-    size = f"{suite.count} prompts; " if suite.count else ""
+    size = f"{quantity(suite.count, 'prompt')}; " if suite.count else ""
     licence = f" ({suite.licence})" if suite.licence else ""
     return f"{_place(name)}; {size}{suite.description}{licence}"
 
@@ -108,7 +109,7 @@ def _print_suites(names: list[str], width: int) -> None:
     table.add_column(overflow="fold")
     for name in names:
         suite = SUITES.get(name)
-        size = f"{suite.count:,} prompts, " if suite.count else ""
+        size = f"{suite.count:,} {verb(suite.count, 'prompt', 'prompts')}, " if suite.count else ""
         licence = f"; licence: {suite.licence}" if suite.licence else ""
         about = Text(f"{suite.description}\n").append(f"{size}{_place(name)}{licence}", style="dim")
         table.add_row(Text(f"  {name}", style="cyan"), about)

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 from drafterzoo.cli.console import Json, print_json, use_threads
 from drafterzoo.errors import UsageError
+from drafterzoo.wording import quantity
 
 
 def rollout(
@@ -72,12 +73,15 @@ def rollout(
         CPU threads; changes speed alone.
     """
 
+    from drafterzoo.engine.sampling import Sampling
     from drafterzoo.target import load_target
     from drafterzoo.training.generating import check_output, make_rollouts
     from drafterzoo.training.prompts import evaluation_suite, read_prompts
 
     if threads is not None:
         use_threads(threads)
+    for each in temperature or [0.0]:
+        Sampling(each, top_p, top_k, seed)  # refuses what cannot be meant, before anything is loaded
     if evaluation_suite(prompts):
         if held_out not in (None, 1.0):
             raise UsageError(
@@ -103,4 +107,5 @@ def rollout(
     if json:
         print_json(made)
     else:
-        print(f"{output}: {made['rows']} answers, {made['new_rows']} of them new, {made['new_tokens']} tokens")
+        rows, tokens = quantity(made["rows"], "answer"), quantity(made["new_tokens"], "token")
+        print(f"{output}: {rows}, {made['new_rows']} of them new, {tokens}")

@@ -19,6 +19,7 @@ from drafterzoo.cli.show_suite import show_suite
 from drafterzoo.errors import CheckpointError, UsageError, suggest
 from drafterzoo.parsing import parse_json
 from drafterzoo.registry import DRAFTERS, SUITES
+from drafterzoo.wording import quantity
 
 
 def show(name: str, /, *, data_dir: Path | None = None, json: Json = False) -> None:
@@ -27,7 +28,8 @@ def show(name: str, /, *, data_dir: Path | None = None, json: Json = False) -> N
     Example: `drafterzoo show lookup`, `drafterzoo show eagle3.1-smollm2-135m`, or `drafterzoo show gsm8k`
 
     Of a drafter: what it is, its options, where it comes from. Of a checkpoint: its config, its sizes, and the results
-    on its card. Of a suite: what it is, and whether its data is at hand.
+    on its card. Options typed behind either, as in `lookup(max_ngram=4)`, are shown in place of its own. Of a suite:
+    what it is, and whether its data is at hand.
 
     Parameters
     ----------
@@ -42,17 +44,20 @@ def show(name: str, /, *, data_dir: Path | None = None, json: Json = False) -> N
     if name in SUITES and name not in checkpoints:
         return show_suite(name, data_dir, json)
     base = re.split(r"[(+]", name)[0].strip()
-    if name not in checkpoints and not name.startswith("dir:") and base not in DRAFTERS:
+    if not name.startswith("dir:") and base not in checkpoints and base not in DRAFTERS:
         _refuse(name, base, checkpoints)
-    folder = catalogue.find(name)
+    folder, options = catalogue.find(name), catalogue.options_typed(name)
     if folder is None:
-        return show_drafter(base, json)
+        return show_drafter(base, options, json)
     config, card = _config(folder), _card(folder)
+    if options:
+        config = _with_options(config, options, folder)
     facts = {
         "name": name,
         "folder": str(folder),
         "card": str(card) if card else None,
         "sizes": _sizes(folder),
+        "options": options,
         "config": config,
         "drafter": _drafter(config),
         "results": results_of(card),
@@ -81,12 +86,26 @@ def _drafter(config: dict[str, Any]) -> dict[str, Any] | None:
     return drafter_facts(base) if base in DRAFTERS else None
 
 
+def _with_options(config: dict[str, Any], options: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The config with what was typed in place of its own. Raises UsageError for what cannot be set on it."""
+    from drafterzoo.drafters.base import check_options
+
+    section = config.get("drafter")
+    name = section.get("name") if isinstance(section, dict) else None
+    if not isinstance(section, dict) or name not in DRAFTERS:
+        raise UsageError(f"{folder} holds no checkpoint of a drafter known here, so no options can be set on it.")
+    check_options(DRAFTERS.get(str(name)), options)
+    return {**config, "drafter": {**section, **options}}
+
+
 def _card(folder: Path) -> Path | None:
     return folder / "README.md" if (folder / "README.md").is_file() else None
 
 
 def _config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder; give a checkpoint's, as in 'dir:runs/eagle3.1/best'.")
     try:
         config = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -140,8 +159,12 @@ def _print(facts: dict[str, Any]) -> None:
     console.print(Text(f"  folder   {facts['folder']}"), soft_wrap=True)
     console.print(Text(f"  card     {facts['card'] or 'none'}"), soft_wrap=True)
     for file, size in facts["sizes"].items():
-        said = f"{size['bytes'] / 1e6:.1f} MB, {size['values'] / 1e6:.2f} M values in {size['tensors']} tensors"
+        said = f"{size['bytes'] / 1e6:.1f} MB, {size['values'] / 1e6:.2f} M values in "
+        said += quantity(size["tensors"], "tensor")
         console.print(Text(f"  {file}  {said} ({', '.join(size['dtypes'])})"), soft_wrap=True)
+    if facts["options"]:
+        typed = ", ".join(f"{key}={value!r}" for key, value in facts["options"].items())
+        console.print(Text(f"  options  {typed}, as typed: the config below is shown with them"), soft_wrap=True)
     if not facts["sizes"]:
         console.print(Text("  no weights here"))
     console.print(Text("  config"))

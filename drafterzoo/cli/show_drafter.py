@@ -5,19 +5,31 @@ Knows what a drafter's class says of itself and the catalogue's names; loads no 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from drafterzoo.cli.console import out, print_json
+from drafterzoo.errors import UsageError
 from drafterzoo.registry import DRAFTERS
+
+if TYPE_CHECKING:
+    from drafterzoo.drafters.base import Drafter
 
 INDENT = 16  # of what stands behind a key
 
 
-def show_drafter(name: str, json: bool) -> None:
-    """Print what a registered drafter says of itself."""
+def show_drafter(name: str, typed: Mapping[str, Any], json: bool) -> None:
+    """Print what a registered drafter says of itself. typed: options as they were typed behind its name.
+
+    Raises UsageError for an option it has not, or a value that one cannot take.
+    """
     facts = drafter_facts(name)
+    _check(DRAFTERS.get(name), typed)
+    for option in facts["options"]:
+        if option["name"] in typed:
+            option["value"] = typed[option["name"]]
     if json:
         print_json(facts)
     else:
@@ -42,6 +54,19 @@ def drafter_facts(name: str) -> dict[str, Any]:
     }
 
 
+def _check(drafter: type[Drafter], typed: Mapping[str, Any]) -> None:
+    """Raise UsageError for options that cannot be set; together, where the target need not be asked for the others."""
+    from drafterzoo.drafters.base import check_options, with_options
+    from drafterzoo.drafters.options import options_of
+
+    options = options_of(drafter)
+    if typed and not options:
+        raise UsageError(f"{drafter.name}: it says of no options, so none can be shown; leave the brackets out.")
+    check_options(drafter, typed)
+    if typed and all(option.given_by == "drafter" for option in options):
+        with_options(drafter.Config, drafter.name, drafter.flags, typed)
+
+
 def _print(facts: dict[str, Any]) -> None:
     from rich.text import Text
 
@@ -57,7 +82,8 @@ def _print(facts: dict[str, Any]) -> None:
     _line("options", f"typed as {_typed(facts)}")
     for option in facts["options"]:
         default = "from the target" if option["given_by"] == "target" else repr(option["default"])
-        console.print(Text(f"    {option['name']}  ", style="cyan").append(f"[{default}]", style="dim"))
+        said = f"{option['value']!r}, as typed; otherwise {default}" if "value" in option else default
+        console.print(Text(f"    {option['name']}  ", style="cyan").append(f"[{said}]", style="dim"))
         if option["meaning"]:
             console.print(_hanging(option["meaning"], INDENT))
 

@@ -7,6 +7,7 @@ verification, of training objectives or of foreign checkpoint layouts.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -18,12 +19,14 @@ from torch import Tensor, nn
 from drafterzoo import checkpoint
 from drafterzoo.budget import Budget
 from drafterzoo.engine.contract import Committed, Counters, DraftState, Frontier, Offers
-from drafterzoo.errors import UsageError, suggest
+from drafterzoo.errors import CheckpointError, DrafterzooError, UsageError, suggest
 from drafterzoo.target.packed import PackedLinear, pack_linears, packing_works, quickest_dtype
 
 if TYPE_CHECKING:
     from drafterzoo.engine.sampling import Selector
     from drafterzoo.target.target import Target
+
+_DRAFTER = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*: ")  # what a complaint begins with
 
 
 @attrs.frozen(eq=False)
@@ -221,7 +224,7 @@ class Drafter(nn.Module):
     def from_checkpoint(cls, saved: checkpoint.Native, target: Target) -> Self:
         """Build the drafter of a checkpoint that has been read. Raises CheckpointError naming file, key and remedy."""
         section = {k: v for k, v in saved.config["drafter"].items() if k != "name"}
-        drafter = cls(checkpoint.structure(cls.Config, section, saved.config_file), target)
+        drafter = cls(_structured(cls.Config, section, saved.config_file, CheckpointError), target)
         drafter.check_target(target)
         drafter.storage_dtype = saved.dtype
         checkpoint.fill(drafter, saved)
@@ -234,14 +237,37 @@ class Drafter(nn.Module):
 
 def with_options(config_class: type, drafter: str, values: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """Build a config from computed `values` and the `options` over them. Raises UsageError naming an unknown option."""
+    _check_names(config_class, drafter, options)
+    return _structured(config_class, {**values, **options}, f"options of {drafter}", UsageError)
+
+
+def check_options(drafter: type[Drafter], options: Mapping[str, Any]) -> None:
+    """Raise UsageError for options that a drafter has not, and for values that they cannot take, one by one."""
+    config_class = getattr(drafter, "Config", None)
+    if isinstance(config_class, type) and attrs.has(config_class):
+        _check_names(config_class, drafter.name, options)
+        checkpoint.check_values(config_class, options, f"options of {drafter.name}", UsageError)
+
+
+def _check_names(config_class: type, drafter: str, options: Mapping[str, Any]) -> None:
     fields = [f.name for f in attrs.fields(config_class)]
     for key in options:
         if key not in fields:
             raise UsageError(
                 f"{drafter}: no option {key!r}{suggest(key, fields)}; the options are {', '.join(fields)}."
             )
-    merged = {**values, **options}
-    return checkpoint.structure(config_class, merged, f"options of {drafter}", UsageError)
+
+
+def _structured(config_class: type, values: Mapping[str, Any], where: str, error: type[DrafterzooError]) -> Any:
+    """A config from plain values. Raises `error`, which says where; the config's own complaint names no drafter again.
+
+    Drafters may share a config, and it cannot know for which of them it is made.
+    """
+    try:
+        return checkpoint.structure(config_class, values, where, error)
+    except error as problem:
+        said = str(problem).removeprefix(f"{where}: ")
+        raise error(f"{where}: {_DRAFTER.sub('', said)}") from problem
 
 
 def counted(state: DraftState, rows: int) -> None:

@@ -24,6 +24,7 @@ from drafterzoo.engine.source import Live, Source
 from drafterzoo.engine.tree import bare_tree, grow, narrowed
 from drafterzoo.errors import DrafterError, UsageError
 from drafterzoo.target.target import Reading, Target
+from drafterzoo.wording import quantity
 
 
 @attrs.frozen
@@ -111,7 +112,8 @@ def check(target: Target, prompts: Sequence[Sequence[int]], max_new_tokens: int)
             )
         if len(prompt) + max_new_tokens > limit:
             raise UsageError(
-                f"generate: prompt {number} has {len(prompt)} tokens, and max_new_tokens={max_new_tokens} more do not "
+                f"generate: prompt {number} has {quantity(len(prompt), 'token')}, and max_new_tokens={max_new_tokens} "
+                f"more do not "
                 f"fit into the {limit} positions of {target.name}; set max_new_tokens to at most {limit - len(prompt)}."
             )
 

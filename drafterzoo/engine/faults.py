@@ -17,6 +17,7 @@ from torch import Tensor
 
 from drafterzoo.engine.contract import Frontier, Offers
 from drafterzoo.errors import DrafterError, DrafterzooError
+from drafterzoo.wording import quantity
 
 if TYPE_CHECKING:
     from drafterzoo.engine.sampling import Selector
@@ -71,7 +72,7 @@ def check_offers(cls: type, offers: Any, frontier: Frontier, select: Selector) -
     if offers.q is not None:
         _check_tensor(cls, "q", offers.q, (*each[:2], select.sampler.vocab_size), frontier)
     if shape[1] < width:
-        raise _broken(cls, f"{shape[1]} rows", f"one for each of the frontier's {width} nodes at least")
+        raise _broken(cls, quantity(shape[1], "row"), f"{width} at least, one for each node of the frontier")
 
 
 def _check_tensor(

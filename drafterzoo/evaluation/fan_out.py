@@ -15,6 +15,7 @@ from typing import Any
 from drafterzoo.errors import DrafterzooError, UsageError
 from drafterzoo.evaluation.summary import PLAIN
 from drafterzoo.progress import console
+from drafterzoo.wording import quantity
 
 Failures = list[dict[str, Any]]
 RESTARTS = 2  # of a task whose worker died
@@ -50,7 +51,7 @@ def fan_out(
             name = waiting.pop(done)
             failures += _result(ray, done, name)
             if show_progress:
-                console.print(f"{name} is done; {len(waiting)} of {len(tables)} tables are left", markup=False)
+                console.print(f"{name} is done; {len(waiting)} of {quantity(len(tables), 'table')} left", markup=False)
         return failures
     finally:
         ray.shutdown()  # tasks under way end with it; the same command goes on from their files

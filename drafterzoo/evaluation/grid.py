@@ -35,6 +35,7 @@ from drafterzoo.evaluation.summary import PLAIN
 from drafterzoo.progress import Bar, console, progress
 from drafterzoo.target import load_target
 from drafterzoo.target.target import Target
+from drafterzoo.wording import quantity
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -230,7 +231,7 @@ class _Session:
     def _decode(self) -> None:
         total = sum(self._answers(part) for part in self.parts)
         there = sum(part.standing.answers for part in self.parts)
-        title = f"{self.plan.recipe.name}: {len(self.parts)} tables, {total} answers"
+        title = f"{self.plan.recipe.name}: {quantity(len(self.parts), 'table')}, {quantity(total, 'answer')}"
         title += f", {there} of them there already" if there else ""
         with progress(title, total, "answers", there) if self.show_progress else nullcontext(None) as bar:
             for index, group in schedule([len(part.run.starts) for part in self.parts]):

@@ -28,6 +28,7 @@ from drafterzoo.evaluation.conditions import unlike
 from drafterzoo.evaluation.grid_plan import Plan
 from drafterzoo.evaluation.results import FORMAT_VERSION, ROUNDS, Record, cut_back, read_object, write_json
 from drafterzoo.evaluation.runner import Run
+from drafterzoo.wording import quantity
 
 GRID, FAILURES, LOCK = "grid.json", "failures.json", ".lock"
 
@@ -220,7 +221,8 @@ def _whole(run: Run, directory: Path) -> list[Record]:
     if len(partial) > 1 or any(call(r) in partial for r in kept):
         cell, start, turn, repeat = partial[0]
         raise DataError(
-            f"{directory / ROUNDS}: {cell} has {counts[partial[0]]} lines for the group of prompt {start + 1}, turn "
+            f"{directory / ROUNDS}: {cell} has {quantity(counts[partial[0]], 'line')} for the group of prompt "
+            f"{start + 1}, turn "
             f"{turn + 1}, repeat {repeat + 1}, expected {len(run.members(start, turn))}; restore the file, or name "
             f"another folder with --out."
         )

@@ -25,6 +25,7 @@ from drafterzoo.parsing import parse_toml
 
 CROSSED = ("drafters", "budgets", "suites", "temperatures", "batch_sizes", "seeds")
 UNTOUCHED = ("name", "out", "estimate")  # keys that change no number, so that a grid may go on after they changed
+MOST_THREADS = 4096  # more than any machine has; torch itself fails far beyond
 
 
 def _positive(instance: object, attribute: attrs.Attribute, value: float) -> None:
@@ -110,9 +111,10 @@ class GridRecipe:
         for name in self.exclude:
             if name != "lookup":
                 raise UsageError(f"exclude names {name!r}, but only 'lookup' can be left out.")
-        for key, value, least in (("threads", self.threads, 0), ("limit", self.limit, 1)):
-            if value is not None and value < least:
-                raise UsageError(f"{key} is {value}, expected at least {least}.")
+        if self.limit is not None and self.limit < 1:
+            raise UsageError(f"limit is {self.limit}, expected at least 1.")
+        if not 0 <= self.threads <= MOST_THREADS:
+            raise UsageError(f"threads is {self.threads}, expected from 0 to {MOST_THREADS}.")
         for text in self.skip:
             Where.parse(text, "skip")
         for part in self.override:

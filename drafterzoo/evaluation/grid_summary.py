@@ -18,6 +18,7 @@ from drafterzoo.evaluation import results
 from drafterzoo.evaluation.grid_plan import Plan, Table
 from drafterzoo.evaluation.summary import DEFINITION, PLAIN, summarise
 from drafterzoo.evaluation.tables import NOTHING, Grid, drawn, interval, number, short_budget
+from drafterzoo.wording import quantity
 
 AXES = ("suite", "temperature", "batch_size", "seed")
 SHORT = {"suite": "suite", "temperature": "T", "batch_size": "n", "seed": "seed"}
@@ -154,7 +155,7 @@ def _results(summary: Mapping[str, Any], axes: Sequence[str]) -> Grid:
             else:
                 best = table["best"].get(row["drafter"])
                 said = f"{short_budget(best['budget'])} {best['speedup']:.2f}x" if best else NOTHING
-                speed = interval(row["speedup"]) + ("" if whole else f"\n{row['answers']} answers only")
+                speed = interval(row["speedup"]) + ("" if whole else f"\n{quantity(row['answers'], 'answer')} only")
                 figures = (
                     row["drafter"], short_budget(row["budget"]), number(row["tau"]), speed,
                     number(row["tokens_per_second"], 1), said,
@@ -176,9 +177,7 @@ def _title(summary: Mapping[str, Any], axes: Sequence[str]) -> str:
     if "suite" not in axes:
         shared.insert(0, str(first["suite"]))
     threads = machine["threads"]
-    place = (
-        f"{threads} CPU thread{'s' if threads != 1 else ''}" if machine["device"] == "cpu" else machine["device_name"]
-    )
+    place = quantity(threads, "CPU thread") if machine["device"] == "cpu" else machine["device_name"]
     state = "" if summary["complete"] else "; not complete"
     return f"{summary['name']}: {target['name']} {target['dtype']}; {', '.join(shared)}; {place}{state}"
 

@@ -27,14 +27,21 @@ import attrs
 
 from drafterzoo.disk import unwritable, writing
 from drafterzoo.errors import DataError, UsageError
-from drafterzoo.parsing import parse_json
+from drafterzoo.parsing import kind, parse_json
+from drafterzoo.wording import quantity, verb
 
 FORMAT_VERSION = 1
 CONDITIONS, ROUNDS, SUMMARY = "conditions.json", "rounds.jsonl", "summary.json"
+AGAIN = "restore the file, or run the command again in another folder"
+BEGINNING = b'{"cell"'  # of every line of results
 
 
 def _whole(values: Any) -> tuple[int, ...]:
     return tuple(int(value) for value in values)
+
+
+def _entries(values: Sequence[Any]) -> str:
+    return quantity(len(values), "entry", "entries")
 
 
 def _seconds(values: Any) -> tuple[float, ...]:
@@ -83,15 +90,14 @@ class Record:
         rounds = len(self.committed)
         for name in ("emitted", "accepted", "nodes", "forwards", "rows", "draft_s", "verify_s", "rest_s"):
             if len(getattr(self, name)) != rounds:
-                raise ValueError(f"{name} has {len(getattr(self, name))} entries, committed has {rounds}")
+                raise ValueError(f"{name} has {_entries(getattr(self, name))}, committed has {rounds}")
         if self.walked is not None and len(self.walked) != rounds:
-            raise ValueError(f"walked has {len(self.walked)} entries, committed has {rounds}")
+            raise ValueError(f"walked has {_entries(self.walked)}, committed has {rounds}")
         if any(a > c for a, c in zip(self.accepted, self.committed, strict=True)):
             raise ValueError("a round has more accepted than committed tokens")
         if len(self.tokens) != 1 + sum(self.emitted):
-            raise ValueError(
-                f"there are {len(self.tokens)} tokens, expected 1 and the {sum(self.emitted)} that rounds emitted"
-            )
+            there = f"there {verb(len(self.tokens), 'is', 'are')} {quantity(len(self.tokens), 'token')}"
+            raise ValueError(f"{there}, expected 1 and the {sum(self.emitted)} that rounds emitted")
 
     @property
     def rounds(self) -> int:
@@ -265,12 +271,13 @@ def read_object(path: Path) -> dict[str, Any]:
     try:
         value = parse_json(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
-        raise DataError(
-            f"{path}:{error.lineno}: not JSON ({error.msg}); restore the file or run the benchmark again."
-        ) from error
+        raise DataError(f"{path}:{error.lineno}: not JSON ({error.msg}); {AGAIN}.") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read ({error}); restore the file or run the benchmark again.") from error
-    version = value.pop("format_version", None) if isinstance(value, dict) else None
+        raise DataError(f"{path} cannot be read ({error}); {AGAIN}.") from error
+    if not isinstance(value, dict) or "format_version" not in value:
+        found = "an object without one" if isinstance(value, dict) else kind(value)
+        raise DataError(f"{path}: expected an object with a format_version, found {found}; {AGAIN}.")
+    version = value.pop("format_version")
     if version != FORMAT_VERSION:
         raise DataError(
             f"{path}: format_version is {version!r}, expected {FORMAT_VERSION}; "
@@ -279,12 +286,20 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
+def check_beginning(torn: bytes, path: Path) -> None:
+    """Raise DataError where a file without a whole line holds what no interrupted write leaves."""
+    if torn and not torn.startswith(BEGINNING):
+        raise DataError(f"{path}:1: not a line of results, nor the beginning of one; {AGAIN}.")
+
+
 def _read_records(path: Path) -> Iterator[Record]:
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); the results are incomplete.") from error
     torn = lines.pop()  # what follows the last newline: nothing, unless the run was stopped while writing
+    if not any(line.strip() for line in lines):
+        check_beginning(torn, path)
     for number, line in enumerate(lines, start=1):
         if line.strip():
             yield _record(line, f"{path}:{number}")

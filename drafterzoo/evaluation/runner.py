@@ -35,6 +35,7 @@ from drafterzoo.evaluation.summary import PLAIN, Difference, differences, summar
 from drafterzoo.evaluation.tables import markdown, rich_tables, short_budget
 from drafterzoo.progress import Bar, console, progress
 from drafterzoo.target.target import Target
+from drafterzoo.wording import quantity
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -159,7 +160,7 @@ def _introduced(suite: Suite, turns: str) -> str:
     longer = sum(len(prompt.turns) > 1 for prompt in suite)
     if longer and turns == "first":
         said += f"; of {longer} the first turn alone (turns='all' asks every one)"
-    return f"suite {suite.name}: {len(suite)} prompts from {suite.source}{said}"
+    return f"suite {suite.name}: {quantity(len(suite), 'prompt')} from {suite.source}{said}"
 
 
 def _suite(suite: str | Path | Suite, limit: int | None, data_dir: str | Path | None, check: bool) -> Suite:
@@ -259,8 +260,9 @@ class Run:
             length = len(self.target.encode_chat(talk, thinking=self.settings.thinking))
             if length + new * len(turns) > self.target.max_positions:
                 raise UsageError(
-                    f"bench: prompt {prompt.id!r} of {self.suite.name} has {length} tokens, and {new} new ones for "
-                    f"each of {len(turns)} turn(s) do not fit the {self.target.max_positions} positions of "
+                    f"bench: prompt {prompt.id!r} of {self.suite.name} has {quantity(length, 'token')}, and {new} new "
+                    f"ones for "
+                    f"each of {quantity(len(turns), 'turn')} do not fit the {self.target.max_positions} positions of "
                     f"{self.target.name}; lower max_new_tokens, or leave that prompt out."
                 )
         if self.settings.temperature:
@@ -279,7 +281,7 @@ class Run:
         records: list[Record] = []
         started = time.perf_counter()
         if show_progress:
-            console.print(f"warming up {len(self.cells)} rows")
+            console.print(f"warming up {quantity(len(self.cells), 'row')}")
         self.warm_up()
         try:
             for group in self.groups(show_progress):
@@ -292,7 +294,7 @@ class Run:
                 seconds = time.perf_counter() - started
                 writer.finish(self.summary(records, conditions, seconds, complete=False))
             if show_progress:
-                done = f"{len({r.prompt for r in records})} of {len(self.suite.prompts)} prompts"
+                done = f"{len({r.prompt for r in records})} of {quantity(len(self.suite.prompts), 'prompt')}"
                 console.print(f"stopped after {done}; they are in {writer.directory}", soft_wrap=True)
             raise
         summary = self.summary(records, conditions, time.perf_counter() - started, complete=True)
@@ -339,7 +341,8 @@ class Run:
         """The records of one group of prompts at a time: all turns, repeats and cells. No half-done group is seen."""
         count = len(self.suite.prompts)
         total = sum(map(self.turns, range(count))) * len(self.cells) * self.settings.repeats
-        title = f"{self.suite.name}: {count} prompts, {len(self.cells)} rows, {total} answers"
+        title = f"{self.suite.name}: {quantity(count, 'prompt')}, {quantity(len(self.cells), 'row')}, "
+        title += quantity(total, "answer")
         with progress(title, total, "answers") if show_progress else nullcontext(None) as bar:
             for start in self.starts:
                 yield self.group(start, bar)

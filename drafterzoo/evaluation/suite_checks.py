@@ -13,6 +13,7 @@ from drafterzoo.errors import DataError
 from drafterzoo.evaluation import suite_declarations
 from drafterzoo.evaluation.suite_declarations import SuiteFile
 from drafterzoo.evaluation.suite_rendering import Prompt
+from drafterzoo.wording import quantity
 
 UNCHECKED = "go on with it unchecked: check=False (--unchecked-suite)"
 
@@ -31,7 +32,8 @@ def check_prompts(name: str, suite: SuiteFile, prompts: Sequence[Prompt], place:
     found = digest(prompts)
     if suite.count is not None and len(prompts) != suite.count:
         raise DataError(
-            f"suite {name!r}: {place} gives {len(prompts)} prompts, expected {suite.count}{_known_as(found, name)}; "
+            f"suite {name!r}: {place} gives {quantity(len(prompts), 'prompt')}, expected "
+            f"{suite.count}{_known_as(found, name)}; "
             f"get it anew{_from(suite)}, or {UNCHECKED}."
         )
     if suite.sha256 is not None and found != suite.sha256:

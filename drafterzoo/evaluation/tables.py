@@ -20,6 +20,7 @@ from drafterzoo.budget import Budget
 from drafterzoo.evaluation.conditions import check_comparable
 from drafterzoo.evaluation.names import short_names
 from drafterzoo.evaluation.summary import PLAIN
+from drafterzoo.wording import quantity
 
 Row = Mapping[str, Any]
 Summary = Mapping[str, Any]
@@ -126,15 +127,12 @@ def conditions_line(conditions: Mapping[str, Any]) -> str:
     if sampling["temperature"]:
         choice += f", top-p {sampling['top_p']:g}, top-k {sampling['top_k']}, seed {sampling['seed']}"
         choice += "" if sampling["coupled"] or sampling["verification"] != "match" else ", not coupled"
-    place = (
-        f"{machine['threads']} CPU thread{'s' if machine['threads'] != 1 else ''}"
-        if machine["device"] == "cpu"
-        else machine["device_name"]
-    )
+    place = quantity(machine["threads"], "CPU thread") if machine["device"] == "cpu" else machine["device_name"]
     return (
-        f"{suite['name']}: {suite['prompts']} prompts{turns}, {run['max_new_tokens']} new tokens; {target['name']} "
+        f"{suite['name']}: {quantity(suite['prompts'], 'prompt')}{turns}, "
+        f"{quantity(run['max_new_tokens'], 'new token')}; {target['name']} "
         f"{target['dtype']}{' packed' if target['packed'] else ''}; {choice}, {sampling['verification']}; "
-        f"n={run['batch_size']}, {run['repeats']} timed run{'s' if run['repeats'] > 1 else ''}; {place}"
+        f"n={run['batch_size']}, {quantity(run['repeats'], 'timed run')}; {place}"
     )
 
 
@@ -169,7 +167,7 @@ def short_cell(name: str) -> str:
 def _equal(row: Row) -> str:
     if row["equal_texts"] is None:
         return "not checked"
-    ties = f" ({row['ties']} tie{'s' if row['ties'] > 1 else ''})" if row["ties"] else ""
+    ties = f" ({quantity(row['ties'], 'tie')})" if row["ties"] else ""
     return f"{row['equal_texts']}/{row['texts']}{ties}"
 
 

@@ -24,6 +24,7 @@ from drafterzoo.target import attention, embedded
 from drafterzoo.target.packed import can_pack, pack_linears, packing_works
 from drafterzoo.target.quiet import quiet_transformers
 from drafterzoo.target.target import Target
+from drafterzoo.wording import quantity, verb
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 _OF_NO_ACCOUNT = (
@@ -169,17 +170,20 @@ def _check_agreement(model: Any, info: dict[str, Any], source: str) -> None:
     if unlike:
         key, saved, made = unlike[0]
         raise CheckpointError(
-            f"{source}: {len(unlike)} weights have other sizes than config.json says, {key!r} first, which is "
+            f"{source}: {quantity(len(unlike), 'weight')} {verb(len(unlike), 'has', 'have')} other sizes than "
+            f"config.json says, {key!r} first, which is "
             f"{list(saved)} and by config.json {list(made)}; the two do not belong together, fetch the model again."
         )
     if missing:
         raise CheckpointError(
-            f"{source}: {len(missing)} weights are missing, {missing[0]!r} first, so this is not a whole {kind}; give "
+            f"{source}: {quantity(len(missing), 'weight')} {verb(len(missing), 'is', 'are')} missing, {missing[0]!r} "
+            f"first, so this is not a whole {kind}; give "
             f"a causal LM saved with its output head, and the config.json it was saved with."
         )
     if extra:
         raise CheckpointError(
-            f"{source}: {len(extra)} weights have no place in the {kind} of config.json, {_some(extra)}; restore the "
+            f"{source}: {quantity(len(extra), 'weight')} {verb(len(extra), 'has', 'have')} no place in the {kind} of "
+            f"config.json, {_some(extra)}; restore the "
             f"config.json that they were saved with (does it name too few layers?), or give load_target a loaded model."
         )
     if _tied_by_word_alone(model):

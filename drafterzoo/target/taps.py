@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from drafterzoo.errors import UsageError
+from drafterzoo.wording import quantity
 
 _LAYER_NAMES = ("layers", "h", "blocks")
 _NORM_NAMES = ("norm", "ln_f", "final_layer_norm", "final_layernorm", "norm_f")
@@ -57,7 +58,7 @@ class Decoder:
         for tap in taps:
             if not 0 <= tap <= len(self.layers) + 1:
                 raise UsageError(
-                    f"taps: boundary {tap} does not exist in {name}, which has {len(self.layers)} layers; "
+                    f"taps: boundary {tap} does not exist in {name}, which has {quantity(len(self.layers), 'layer')}; "
                     f"boundaries run from 0 to {len(self.layers) + 1}."
                 )
 

@@ -23,6 +23,7 @@ from drafterzoo.errors import DataError, UsageError
 from drafterzoo.target.cache import FULL, SLIDING, CacheLayout, Mask, TargetCache
 from drafterzoo.target.packed import PackedLinear
 from drafterzoo.target.taps import find_decoder, join
+from drafterzoo.wording import quantity
 
 PREFILL_ROWS = 1024  # prompt rows per forward: bounds the mask to PREFILL_ROWS * P entries
 UNBOUNDED = 1 << 30  # max_positions of a model that states none
@@ -130,7 +131,8 @@ class Target:
         except (RuntimeError, MemoryError) as error:  # torch reports an allocation that fails as RuntimeError
             size = layout.nbytes(n, capacity, scratch) / 1e9
             raise UsageError(
-                f"cache: {size:.2f} GB for {n} requests of {capacity} tokens cannot be had on {layout.device}; "
+                f"cache: {size:.2f} GB for {quantity(n, 'request')} of {quantity(capacity, 'token')} cannot be had on "
+                f"{layout.device}; "
                 f"lower the batch or max_new_tokens."
             ) from error
 
@@ -294,7 +296,8 @@ class Target:
         """Token ids of a conversation, ready for the answer, by the model's chat template.
 
         thinking: passed on as `enable_thinking` for templates that know it; None leaves the template's default.
-        Raises UsageError without tokenizer or template, DataError for messages the template refuses.
+        Raises UsageError without tokenizer or template and for half characters, DataError for messages the template
+        refuses.
         """
         tokenizer = self._need_tokenizer()
         _check_texts(messages)
@@ -333,14 +336,15 @@ class Target:
     def _check_prompts(self, cache: TargetCache, prompts: Sequence[Sequence[int]]) -> None:
         if len(prompts) != cache.n:
             raise UsageError(
-                f"prefill: {len(prompts)} prompts for a cache of {cache.n} requests; open one of that size."
+                f"prefill: {quantity(len(prompts), 'prompt')} for a cache of {quantity(cache.n, 'request')}; open one "
+                f"of that size."
             )
         for number, prompt in enumerate(prompts):
             if not len(prompt):
                 raise DataError(f"prompt {number}: it is empty, expected at least one token; leave it out.")
             if len(prompt) > cache.capacity:
                 raise DataError(
-                    f"prompt {number}: {len(prompt)} tokens do not fit into a cache of {cache.capacity} "
+                    f"prompt {number}: {quantity(len(prompt), 'token')} do not fit into a cache of {cache.capacity} "
                     f"({self.name} has {self.max_positions} positions); shorten it or open a larger cache."
                 )
             if min(prompt) < 0 or max(prompt) >= self.vocab_size:
@@ -361,7 +365,7 @@ class Target:
 
 
 def _check_texts(messages: list[dict]) -> None:
-    """Raise DataError for a text that is none: bytes that were not UTF-8 reach Python as lone surrogates."""
+    """Raise UsageError for a text that is none: bytes that were not UTF-8 reach Python as lone surrogates."""
     for message in messages:
         content = message.get("content")
         if not isinstance(content, str):
@@ -369,7 +373,7 @@ def _check_texts(messages: list[dict]) -> None:
         try:
             content.encode()
         except UnicodeEncodeError as error:
-            raise DataError(
+            raise UsageError(
                 f"prompt: character {error.start + 1} is {content[error.start]!a}, half of a character; "
                 f"give the prompt in UTF-8."
             ) from error
@@ -409,7 +413,8 @@ def _layout(stored: Any, kinds: tuple[str, ...], window: int | None, name: str) 
     pairs = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in layers]
     good = [(k, v) for k, v in pairs if isinstance(k, Tensor) and isinstance(v, Tensor) and k.dim() == v.dim() == 4]
     if len(good) != len(kinds) or any(k.shape[1] != v.shape[1] for k, v in good):
-        raise _stateful(name, f"{len(kinds)} layers but {len(good)} plain K/V memories")
+        memories = quantity(len(good), "plain K/V memory", "plain K/V memories")
+        raise _stateful(name, f"{quantity(len(kinds), 'layer')} but {memories}")
     if len({k.device for k, _ in good}) > 1:
         raise UsageError(f"target: {name} is spread over several devices; load it on one with device=...")
     return CacheLayout(

@@ -23,7 +23,15 @@ from filelock import FileLock, Timeout
 
 from drafterzoo.disk import unwritable, writing
 from drafterzoo.errors import DataError, UsageError
-from drafterzoo.evaluation.results import CONDITIONS, FORMAT_VERSION, ROUNDS, SUMMARY, read_object, write_json
+from drafterzoo.evaluation.results import (
+    CONDITIONS,
+    FORMAT_VERSION,
+    ROUNDS,
+    SUMMARY,
+    check_beginning,
+    read_object,
+    write_json,
+)
 from drafterzoo.parsing import parse_json
 
 LINES, LOCK = "rollouts.jsonl", ".lock"
@@ -193,6 +201,8 @@ def _whole_lines(path: Path) -> tuple[list[Line], int]:
     """The lines that end in a newline, and the bytes they take."""
     data = path.read_bytes()
     whole = data[: data.rfind(b"\n") + 1]
+    if not whole:
+        check_beginning(data, path)
     return [_line(line, f"{path}:{number}") for number, line in enumerate(whole.split(b"\n")[:-1], start=1)], len(whole)
 
 

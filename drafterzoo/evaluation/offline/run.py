@@ -28,13 +28,14 @@ from drafterzoo.evaluation.contenders import bind, budgets_of, listed, row_name
 from drafterzoo.evaluation.offline.expected import expected_rounds
 from drafterzoo.evaluation.offline.lines import Line, LinesFile, key_of
 from drafterzoo.evaluation.offline.replay import integer_rounds
-from drafterzoo.evaluation.offline.selection import Convention, Rule, Selection, select
+from drafterzoo.evaluation.offline.selection import Convention, Rule, Selection, check_asked, select
 from drafterzoo.evaluation.offline.summary import grids, summarise
 from drafterzoo.evaluation.offline.teacher import Lesson, agreement, teach
 from drafterzoo.evaluation.tables import drawn, short_budget
 from drafterzoo.progress import progress
 from drafterzoo.target.target import Target
 from drafterzoo.training.rollouts import expand_path, read_rollouts
+from drafterzoo.wording import quantity
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -102,6 +103,9 @@ def evaluate(
         raise UsageError(f"evaluate: rule is {rule!r}, expected 'match' or 'rejection'.")
     if batch_size < 1:
         raise UsageError(f"evaluate: batch_size is {batch_size}, expected at least 1.")
+    if limit is not None and limit < 1:
+        raise UsageError(f"evaluate: limit is {limit}, expected at least 1; leave it out for all rows.")
+    check_asked(temperature, top_p, top_k)
     file = expand_path(str(rollouts))
     if not file.is_file():  # said before anything is loaded
         raise DataError(f"{file}: no such file; make one with `drafterzoo rollout starter {file.name}`.")
@@ -153,7 +157,7 @@ def _budgets(given: Any, drafters: Sequence[Drafter], rule: Rule) -> list[Budget
         if rule == "rejection" and budget != Budget.chain(budget.nodes):
             raise UsageError(
                 f"evaluate: rule 'rejection' counts the rounds of chains, and {budget.brief} is a tree; give "
-                f"budget='chain:4', or rule='match'."
+                f"chain:4, or the rule 'match'."
             )
     return found
 
@@ -175,7 +179,8 @@ class Evaluation:
             row, where = self.chosen.row(number), f"{self.chosen.rollouts.path}: rollout {number}"
             if len(row.ids) > self.target.max_positions:
                 raise DataError(
-                    f"{where} has {len(row.ids)} tokens, but {self.target.name} has {self.target.max_positions} "
+                    f"{where} has {quantity(len(row.ids), 'token')}, but {self.target.name} has "
+                    f"{self.target.max_positions} "
                     f"positions; leave that row out."
                 )
             if self.convention.start == "prompt" and len(row.prompt_ids) < 2:
@@ -225,8 +230,11 @@ class Evaluation:
         done = {(line.drafter, line.budget, line.rollout) for line in file.done}
         cells = [(name, budget) for budget in self.budgets for name in self.drafters]
         total = len(self.chosen.rows) * len(cells)
-        title = f"{self.chosen.rollouts.path.name}: {len(self.chosen.rows)} rollouts, {len(cells)} rows"
-        title += f"; {len(done)} of {total} figures are there already" if done else ""
+        title = (
+            f"{self.chosen.rollouts.path.name}: {quantity(len(self.chosen.rows), 'rollout')}, "
+            f"{quantity(len(cells), 'row')}"
+        )
+        title += f"; {len(done)} of {quantity(total, 'figure')} are there already" if done else ""
         checked = bool(done)
         with progress(title, total, "figures", len(done)) if show_progress else nullcontext(None) as bar:
             for batch in self.chosen.batches(self.batch_size, TOKENS_AT_ONCE):

@@ -17,6 +17,7 @@ from drafterzoo.engine.replay import Recording
 from drafterzoo.engine.sampling import Sampling
 from drafterzoo.errors import DataError, UsageError
 from drafterzoo.training.rollouts import Rollout, Rollouts
+from drafterzoo.wording import quantity, verb
 
 Rule = Literal["match", "rejection"]
 
@@ -96,6 +97,15 @@ class Selection:
         return batches
 
 
+def check_asked(temperature: float | None, top_p: float | None, top_k: int | None) -> None:
+    """Raise UsageError for settings that no row can have been drawn with; None asks for nothing."""
+    asked = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+    try:
+        Sampling(**{name: value for name, value in asked.items() if value is not None})  # type: ignore[arg-type]
+    except UsageError as error:
+        raise UsageError(f"evaluate: {str(error).removeprefix('sampling: ')}") from error
+
+
 def select(
     rollouts: Rollouts,
     *,
@@ -107,17 +117,15 @@ def select(
     rule: Rule,
     coupled: bool,
 ) -> Selection:
-    """The first `limit` rows of a split that were drawn as asked; None asks for nothing in particular.
+    """The first `limit` rows (1 or more) of a split that were drawn as asked; None asks for nothing in particular.
 
     Raises DataError when no row is left or the noise that coupled drafts need is not recorded, UsageError when the rows
     left were drawn in several ways.
     """
-    if limit is not None and limit < 1:
-        raise UsageError(f"evaluate: limit is {limit}, expected at least 1; leave it out for all rows.")
     numbers = list(range(len(rollouts.rows)))
     where = rollouts.path
     if split is not None:
-        numbers = _kept(rollouts, numbers, lambda row: row.split, split, f"split {split!r}", str(where))
+        numbers = _kept(rollouts, numbers, lambda row: row.split, split, "split")
     for name, asked in (("temperature", temperature), ("top_p", top_p), ("top_k", top_k)):
         if asked is not None:
             numbers = _drawn_with(rollouts, numbers, name, asked)
@@ -133,24 +141,30 @@ def select(
     unknown = [n for n in numbers if None in (rollouts.rows[n].seed, rollouts.rows[n].request)]
     known = sampling.greedy or not unknown
     if not known and rule == "match" and coupled:
+        do_not = verb(len(unknown), "does not", "do not")
         raise DataError(
-            f"{where}: {len(unknown)} of {len(numbers)} rows drawn at temperature {sampling.temperature:g} do not say "
-            f"with which noise (seed, request), so drafts coupled to it cannot be replayed; make them anew with "
-            f"`drafterzoo rollout`, or give --uncoupled."
+            f"{where}: {len(unknown)} of {quantity(len(numbers), 'row')} drawn at temperature "
+            f"{sampling.temperature:g} {do_not} say with which noise (seed, request), so drafts coupled to it cannot "
+            f"be "
+            f"replayed; make them anew with `drafterzoo rollout`, or give --uncoupled."
         )
     return Selection(tuple(numbers), rollouts, sampling, known)
 
 
-def _kept(
-    rollouts: Rollouts, numbers: list[int], of: Callable[[Rollout], Any], asked: Any, said: str, where: str
-) -> list[int]:
+def _kept(rollouts: Rollouts, numbers: list[int], of: Callable[[Rollout], Any], asked: Any, name: str) -> list[int]:
     """The numbers of rows whose value is the one asked for. Raises DataError naming what there is."""
     kept = [n for n in numbers if of(rollouts.rows[n]) == asked]
     if not kept:
         there_is = Counter(of(rollouts.rows[n]) for n in numbers)
-        listed = ", ".join(f"{value!r} {count}" for value, count in sorted(there_is.items(), key=str))
-        raise DataError(f"{where}: no row has {said}; there is {listed}.")
+        listed = ", ".join(
+            f"{_shown(value)} ({quantity(count, 'row')})" for value, count in sorted(there_is.items(), key=str)
+        )
+        raise DataError(f"{rollouts.path}: no row has {name} {_shown(asked)}; the rows have {name} {listed}.")
     return kept
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if isinstance(value, str) else f"{value:g}"
 
 
 def _drawn_with(rollouts: Rollouts, numbers: list[int], name: str, asked: float) -> list[int]:
@@ -160,7 +174,7 @@ def _drawn_with(rollouts: Rollouts, numbers: list[int], name: str, asked: float)
         recorded = getattr(row, name)
         return asked if recorded is None else recorded
 
-    return _kept(rollouts, numbers, value, asked, f"{name} {asked:g}", str(rollouts.path))
+    return _kept(rollouts, numbers, value, asked, name.replace("_", "-"))
 
 
 def _way(row: Rollout, top_p: float | None, top_k: int | None) -> tuple[float, float, int]:

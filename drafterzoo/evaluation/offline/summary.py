@@ -16,6 +16,7 @@ import numpy as np
 from drafterzoo.evaluation.offline.lines import Line
 from drafterzoo.evaluation.statistics import Z95, Array, PairedRatio, paired_ratio
 from drafterzoo.evaluation.tables import NOTHING, Grid, interval, number, short_budget
+from drafterzoo.wording import quantity, verb
 
 MATCH_DEFINITION = (
     "τ counts the bonus token: committed tokens per target call, accepted + 1, cut at EOS, the round that the length "
@@ -143,17 +144,20 @@ def doubts(summary: Mapping[str, Any]) -> list[str]:
     rollouts, lines = summary["conditions"]["rollouts"], []
     if rollouts["seen_in_training"]:
         lines.append(
-            f"rollouts: {rollouts['seen_in_training']} of {rollouts['rows']} are marked 'train', and a drafter trained "
+            f"rollouts: {rollouts['seen_in_training']} of {rollouts['rows']} "
+            f"{verb(rollouts['seen_in_training'], 'is', 'are')} marked 'train', and a drafter trained "
             f"on this file has seen them; --split val leaves them out"
         )
     if opened := max((row["open_rounds"] for row in summary["rows"]), default=0):
         lines.append(
-            f"τ: the last round of up to {opened} answers may have gone further than the file shows, and counts as far "
+            f"τ: the last round of up to {quantity(opened, 'answer')} may have gone further than the file shows, and "
+            f"counts as far "
             f"as it does; MAL is exact (rollouts made with --look-ahead 8 show it)"
         )
     if doubtful := max((row["doubtful_tokens"] for row in summary["rows"]), default=0):
         lines.append(
-            f"rollouts: {doubtful} tokens have no chance at this temperature, top-p and top-k; were the answers drawn "
+            f"rollouts: {quantity(doubtful, 'token')} {verb(doubtful, 'has', 'have')} no chance at this temperature, "
+            f"top-p and top-k; were the answers drawn "
             f"otherwise?"
         )
     return lines
@@ -179,8 +183,9 @@ def conditions_line(conditions: Mapping[str, Any]) -> str:
     counted = "" if convention["start"] == "prefill" else ", first token in a round"
     counted += "" if convention["boundary"] == "last" else ", boundary ahead of the limit"
     return (
-        f"{rollouts['name']}: {rollouts['rows']} rollouts{chosen} of {rollouts['prompts']} prompts; {target['name']} "
-        f"{target['dtype']}; {drawn}, {sampling['rule']}{counted}"
+        f"{rollouts['name']}: {quantity(rollouts['rows'], 'rollout')}{chosen} of "
+        f"{quantity(rollouts['prompts'], 'prompt')}; "
+        f"{target['name']} {target['dtype']}; {drawn}, {sampling['rule']}{counted}"
     )
 
 

@@ -25,9 +25,10 @@ from drafterzoo.evaluation.report.definitions import Definition
 from drafterzoo.evaluation.report.folders import Failure, failures, find
 from drafterzoo.evaluation.report.offline import Evaluation, OfflineSection, offline_sections, read_evaluation
 from drafterzoo.evaluation.report.verdicts import Verdict, judged, tested
-from drafterzoo.evaluation.results import CONDITIONS, ROUNDS, Record, Results, read
+from drafterzoo.evaluation.results import AGAIN, CONDITIONS, ROUNDS, SUMMARY, Record, Results, read
 from drafterzoo.evaluation.statistics import PairedRatio
 from drafterzoo.evaluation.summary import PLAIN, Difference, differences, summarise
+from drafterzoo.wording import quantity, verb
 
 NEEDED = ("target", "suite", "prompting", "sampling", "run", "machine", "code", "drafters", "budgets", "date")
 
@@ -160,7 +161,7 @@ def collect(directories: Sequence[Path], definition: Definition | None = None) -
         if found.records:
             runs.append(_run(found, said))
         else:
-            remarks.append(f"{folder} holds no answer yet and is left out.")
+            remarks += [*said, f"{folder} holds no answer yet and is left out."]
     for folder in folders.evaluations:
         evaluation, said = read_evaluation(folder)
         remarks += said
@@ -213,15 +214,22 @@ def _run(found: Results, remarks: list[str]) -> Run:
     records, said = _matched(found.records, name)
     asked, answered = conditions["suite"]["prompts"], len({r.prompt for r in records})
     if answered < asked:
-        said.append(f"{name} is unfinished: {answered} of {asked} prompts are shown.")
-    gaps = {(d["cell"], d["prompt"], d["turn"], d["repeat"]): d["gap"] for d in _stored(found)}
+        count = f"{answered} of {quantity(asked, 'prompt')} {verb(answered, 'is', 'are')} shown"
+        said.append(f"{name} is unfinished: {count}.")
+    gaps = _gaps(found)
     unlike = [attrs.evolve(d, gap=gaps.get((d.cell, d.prompt, d.turn, d.repeat))) for d in differences(records)]
     return Run(found.directory, conditions, records, _summary(records, conditions, unlike), remarks + said)
 
 
-def _stored(found: Results) -> list[dict[str, Any]]:
-    lossless = (found.summary or {}).get("lossless", {})
-    return list(lossless.get("differences", []))
+def _gaps(found: Results) -> dict[tuple[Any, ...], float | None]:
+    """The logit gaps of differing texts, as the stored summary has them. Raises DataError for a damaged one."""
+    try:
+        stored = (found.summary or {}).get("lossless", {}).get("differences", [])
+        places = [(d["cell"], d["prompt"], d["turn"], d["repeat"]) for d in stored]
+        gaps = [None if d["gap"] is None else float(d["gap"]) for d in stored]
+        return dict(zip(places, gaps, strict=True))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{found.directory / SUMMARY}: lossless is not what bench writes; {AGAIN}.") from error
 
 
 def _summary(records: list[Record], conditions: dict[str, Any], unlike: list[Difference]) -> dict[str, Any]:

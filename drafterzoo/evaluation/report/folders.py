@@ -13,7 +13,7 @@ import attrs
 from drafterzoo.errors import DataError, UsageError
 from drafterzoo.evaluation.grid_folder import FAILURES, GRID, failures_of
 from drafterzoo.evaluation.offline.lines import LINES
-from drafterzoo.evaluation.results import CONDITIONS, ROUNDS, read_object
+from drafterzoo.evaluation.results import CONDITIONS, ROUNDS, SUMMARY, read_object
 from drafterzoo.evaluation.summary import PLAIN
 from drafterzoo.evaluation.tables import short_budget
 
@@ -65,15 +65,25 @@ def find(directories: Sequence[Path]) -> Folders:
         below = [given] if (given / CONDITIONS).is_file() else _holding(CONDITIONS, given)
         ours = [folder for folder in below if _is(folder, ROUNDS) or _is(folder, LINES)]
         if not ours:
-            other = f"{below[0]} has {CONDITIONS} but no {ROUNDS}" if below else f"no {CONDITIONS} in it or below it"
+            lacks = [f"{folder} has {CONDITIONS} but no {_lines_of(folder)}" for folder in below[:1]]
+            other = lacks[0] if lacks else f"no {CONDITIONS} in it or below it"
             raise UsageError(f"report: {given} holds no results ({other}); give folders that {MAKERS} wrote.")
-        remarks += [f"{folder} is left out: it has no {ROUNDS}." for folder in below if folder not in ours]
+        remarks += [f"{folder} is left out: it has no {_lines_of(folder)}." for folder in below if folder not in ours]
         folders += ours
         grids += [path.resolve() for path in _holding(GRID, given)]
     found = {folder.resolve(): folder for folder in folders}
     benches = [folder for folder in found.values() if _is(folder, ROUNDS)]
     evaluations = [folder for folder in found.values() if folder not in benches]
     return Folders(benches, evaluations, list(dict.fromkeys(grids)), remarks)
+
+
+def _lines_of(folder: Path) -> str:
+    """The file that a results directory without lines lacks: which, its conditions say."""
+    try:
+        evaluated = read_object(folder / CONDITIONS).get("kind") == "evaluate"
+    except DataError:  # somebody else's, or damaged: nobody can tell
+        evaluated = False
+    return LINES if evaluated else ROUNDS
 
 
 def _is(folder: Path, file: str) -> bool:
@@ -101,6 +111,8 @@ def _of_grid(grid: Path, tables: set[str] | None) -> list[Failure]:
     together: dict[tuple[str, str], list[tuple[str, str]]] = {}
     try:
         name = str(read_object(grid / GRID).get("name", grid.name))
+        if _is(grid, SUMMARY):
+            read_object(grid / SUMMARY)
         for failure in failures_of(grid):
             table, cell, reason = (str(failure[key]) for key in ("table", "cell", "reason"))
             drafter, _, budget = cell.rpartition("@")  # a drafter's own address may hold one too

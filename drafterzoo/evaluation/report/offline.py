@@ -19,8 +19,9 @@ from drafterzoo.evaluation.conditions import OF_A_ROW, unlike
 from drafterzoo.evaluation.offline.lines import LINES, OF_NO_ACCOUNT, Line, key_of, read_lines
 from drafterzoo.evaluation.offline.summary import doubts, mal_columns, mal_interval, summarise
 from drafterzoo.evaluation.report.verdicts import Verdict, judged, tested
-from drafterzoo.evaluation.results import CONDITIONS
+from drafterzoo.evaluation.results import CONDITIONS, SUMMARY, read_object
 from drafterzoo.evaluation.statistics import PairedRatio
+from drafterzoo.wording import quantity, verb
 
 NEEDED = ("target", "rollouts", "sampling", "convention", "run", "code", "drafters", "budgets", "date")
 
@@ -103,6 +104,8 @@ class OfflineSection:
 def read_evaluation(folder: Path) -> tuple[Evaluation, list[str]]:
     """The lines of a results directory, and what reading them showed. Raises DataError for a broken one."""
     conditions, lines, torn = read_lines(folder)
+    if (folder / SUMMARY).is_file():
+        read_object(folder / SUMMARY)  # all of it is computed anew: a damaged one is said, since something damaged it
     if missing := [name for name in NEEDED if name not in conditions]:
         raise DataError(f"{folder / CONDITIONS}: {', '.join(missing)} missing; restore the file or evaluate again.")
     strangers = [x for x in lines if x.drafter not in conditions["drafters"] or x.budget not in conditions["budgets"]]
@@ -145,7 +148,8 @@ def _section(number: int, runs: list[Evaluation]) -> tuple[OfflineSection, list[
     remarks = []
     if (shared := len({line.rollout for line in kept})) < rollouts:
         names = ", ".join(run.name for run in runs)
-        remarks.append(f"{names}: {shared} of {rollouts} rollouts are shown, since not every row has the others.")
+        count = f"{shared} of {quantity(rollouts, 'rollout')} {verb(shared, 'is', 'are')} shown"
+        remarks.append(f"{names}: {count}, since not every row has the others.")
     if not kept:
         raise DataError(f"{runs[0].directory / LINES}: the rows have no rollout in common; run the evaluation again.")
     summary = summarise(kept, conditions, rollouts=rollouts)

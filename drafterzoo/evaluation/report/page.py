@@ -23,6 +23,7 @@ from drafterzoo.evaluation.report.figures import batch_pictures, section_picture
 from drafterzoo.evaluation.report.offline import OfflineSection
 from drafterzoo.evaluation.report.offline_figures import offline_pictures
 from drafterzoo.evaluation.tables import conditions_line
+from drafterzoo.wording import quantity, verb
 
 APART = 2  # differing conditions that a heading names
 
@@ -184,12 +185,13 @@ def lossless(section: Section) -> dict[str, Any]:
     if not texts:
         return {"state": "unchecked", "text": "There was nothing to compare plain decoding with.", "places": []}
     if not different:
+        all_texts = verb(texts, "the one text equals", f"all {texts} texts equal")
         return {
             "state": "equal",
-            "text": f"Lossless: all {texts} texts equal plain decoding's, token for token.",
+            "text": f"Lossless: {all_texts} plain decoding's, token for token.",
             "places": [],
         }
-    said = f"{different} of {texts} texts differ from plain decoding's"
+    said = f"{different} of {quantity(texts, 'text')} {verb(different, 'differs', 'differ')} from plain decoding's"
     if ties == different:
         return {"state": "ties", "text": f"{said}, every one at a tie (logit gap under 0.001).", "places": places}
     if unknown == different:

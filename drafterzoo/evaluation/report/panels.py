@@ -22,6 +22,7 @@ from drafterzoo.evaluation.report.canvas import (
     whisker,
 )
 from drafterzoo.evaluation.tables import interval, short_budget
+from drafterzoo.wording import quantity
 
 LINE = 0.25  # inches for one row of a panel that lists rows
 Draw = Callable[[Canvas], None]
@@ -179,7 +180,7 @@ def told(lines: Mapping[str, Sequence[float | None]]) -> str:
 
 def curves_told(lines: Lines) -> str:
     return "; ".join(
-        f"{name} {form}: " + ", ".join(f"{nodes} nodes {interval(ratio)}" for nodes, ratio in points)
+        f"{name} {form}: " + ", ".join(f"{quantity(nodes, 'node')} {interval(ratio)}" for nodes, ratio in points)
         for (name, form), points in lines.items()
     )
 

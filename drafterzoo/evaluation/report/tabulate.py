@@ -17,6 +17,7 @@ from drafterzoo.evaluation.report.offline import OfflineRow
 from drafterzoo.evaluation.report.verdicts import LEVEL, Verdict
 from drafterzoo.evaluation.statistics import PairedRatio
 from drafterzoo.evaluation.tables import NOTHING, interval, number, short_budget
+from drafterzoo.wording import quantity
 
 WITHDRAWN = "†"
 HASH = re.compile(r"[0-9a-f]{16,}(-dirty)?")
@@ -413,7 +414,7 @@ def _equal(row: Row) -> Cell:
     figures = row.figures
     if figures["equal_texts"] is None:
         return Cell("not checked", csv=("", str(figures["texts"])))
-    ties = f" ({figures['ties']} tie{'s' if figures['ties'] > 1 else ''})" if figures["ties"] else ""
+    ties = f" ({quantity(figures['ties'], 'tie')})" if figures["ties"] else ""
     share = figures["equal_texts"] / figures["texts"]
     return Cell(
         f"{figures['equal_texts']}/{figures['texts']}{ties}",
@@ -436,15 +437,15 @@ def _best(section: Section) -> Mapping[str, list[Row]]:
 def paired_note(comparisons: int) -> str:
     return (
         f"Paired by prompt, intervals over prompts; an interval that holds 1 leaves open which is better. p: of a swap "
-        f"test, after Holm's correction over the {comparisons} comparisons of the column; bold where it is below "
-        f"{LEVEL}."
+        f"test, after Holm's correction over {quantity(comparisons, 'comparison')} of the column; bold where it is "
+        f"below {LEVEL}."
     )
 
 
 def withdrawn_note(comparisons: int) -> str:
     return (
         f"{WITHDRAWN} The interval leaves out 1, but a swap test finds the difference not significant at "
-        f"{100 * LEVEL:.0f} % once Holm's correction counts the {comparisons} comparisons of the column."
+        f"{100 * LEVEL:.0f} % once Holm's correction counts {quantity(comparisons, 'comparison')} of the column."
     )
 
 
