@@ -152,3 +152,76 @@ def test_a_run_killed_in_its_first_save_starts_anew(folder: Path) -> None:
     (folder / "second" / "last" / "state.pt").unlink()
     again = train(folder, "second", "high", init=from_first(folder))
     assert all(torch.equal(again.tensors[key], second.tensors[key]) for key in second.tensors)
+
+
+@pytest.mark.parametrize("size", ["x", 40.5, True, 0, VOCAB + 1])
+@pytest.mark.parametrize("vocabulary", [None, "kept", "anew"])
+def test_a_size_that_is_none_is_one_sentence(folder: Path, vocabulary: str | None, size: Any) -> None:
+    train(folder, "lent", "low", drafter={"draft_vocab_size": 32, "head": "borrowed"})
+    init = {"from_checkpoint": str(folder / "lent" / "last"), "vocabulary": vocabulary}
+    with pytest.raises(UsageError) as caught:
+        wrong = {"draft_vocab_size": size, "head": "borrowed"}
+        train(folder, "second", "high", drafter=wrong, init=init if vocabulary else {})
+    said = str(caught.value)
+    assert "draft_vocab_size" in said and repr(size) in said and "\n" not in said
+
+
+@pytest.mark.parametrize("vocabulary", ["kept", "anew"])
+@pytest.mark.parametrize("part", ["last", "best", "."])
+def test_a_run_does_not_begin_with_itself(folder: Path, vocabulary: str, part: str) -> None:
+    lent = {"draft_vocab_size": 32, "head": "borrowed"}
+    train(folder, "lent", "low", drafter=lent)
+    init = {"from_checkpoint": str(folder / "x" / ".." / "lent" / part), "vocabulary": vocabulary}
+    with pytest.raises(UsageError, match=r"from_checkpoint is .*, which lies in .*lent, the run's own folder.*--out"):
+        train(folder, "lent", "low", drafter=lent, init=init)
+
+
+@pytest.mark.parametrize("vocabulary", ["kept", "anew"])
+def test_a_variable_that_is_unset_since_is_no_matter(
+    folder: Path, vocabulary: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lent = {"draft_vocab_size": 32, "head": "borrowed"}
+    train(folder, "lent", "low", drafter=lent)
+    init = {"from_checkpoint": "$BEGAN_WITH/last", "vocabulary": vocabulary}
+    monkeypatch.setenv("BEGAN_WITH", str(folder / "lent"))
+    second = train(folder, "second", "high", drafter=lent, init=init)
+    monkeypatch.delenv("BEGAN_WITH")
+    again = train(folder, "second", "high", drafter=lent, init=init)
+    assert torch.equal(again.tensors["d2t"], second.tensors["d2t"])
+
+
+def edit(file: Path, **changes: Any) -> None:
+    """Set keys of a checkpoint's drafter; None takes one out, as an older release had it."""
+    config = json.loads(file.read_text())
+    config["drafter"] = {k: v for k, v in {**config["drafter"], **changes}.items() if v is not None}
+    file.write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("key", ["packed_dtype", "coupling", "num_layers", "rope_theta"])
+def test_what_an_older_checkpoint_does_not_say_is_at_its_default(folder: Path, target: Target, key: str) -> None:
+    """Even where the recipe names it."""
+    default = getattr(checkpoint.structure(run.DRAFTERS.get("eagle3.1").Config, plain_config(folder), "x"), key)
+    edit(folder / "first" / "last" / "config.json", **{key: None})
+    drafter = {"draft_vocab_size": 32, key: list(default) if isinstance(default, tuple) else default}
+    second = train(folder, "second", "high", drafter=drafter, init=from_first(folder))
+    assert second.config["drafter"][key] == drafter[key]
+    with pytest.raises(UsageError, match=r"num_heads is 2, but .* was made with 4"):
+        train(folder, "third", "high", drafter={**drafter, "num_heads": 2}, init=from_first(folder))
+
+
+def plain_config(folder: Path) -> dict[str, Any]:
+    config = dict(checkpoint.read_config(folder / "first" / "last")["drafter"])
+    del config["name"]
+    return config
+
+
+@pytest.mark.parametrize("vocabulary", ["kept", "anew"])
+def test_options_that_no_weight_depends_on_may_differ(folder: Path, vocabulary: str) -> None:
+    lent = {"draft_vocab_size": 32, "head": "borrowed", "packed_dtype": "float32"}
+    first = train(folder, "lent", "low", drafter=lent)
+    init = {"from_checkpoint": str(folder / "lent" / "last"), "vocabulary": vocabulary}
+    other = {**lent, "packed_dtype": "bfloat16", "coupling": [1.25, 0.5]}
+    second = train(folder, "second", "low", drafter=other, init=init)
+    assert second.config["drafter"]["packed_dtype"] == "bfloat16"
+    assert second.config["drafter"]["coupling"] == [1.25, 0.5]
+    assert torch.equal(second.tensors["d2t"], first.tensors["d2t"])

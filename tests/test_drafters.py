@@ -323,6 +323,9 @@ def test_options_and_sizes_are_checked() -> None:
         Eagle31.create(target, norm_before_fc=True)
     with pytest.raises(UsageError, match="embedding='own'"):
         Eagle3.create(target, hidden_size=64)
+    for repeated in ((0, 0, 0), (2, 4, 2)):
+        with pytest.raises(UsageError, match=r"taps=\[.*\] name a boundary more than once; name each once"):
+            Eagle3.create(target, taps=repeated)
     with pytest.raises(UsageError, match="at least 7 layers"):
         Eagle3.create(tiny_target("llama", layers=4))
     with pytest.raises(UsageError, match="48 different ids"):

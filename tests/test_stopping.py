@@ -17,6 +17,7 @@ import torch
 
 from drafterzoo.cli import GOES_ON, main
 from drafterzoo.engine.coupling import Coupling, Fit
+from drafterzoo.errors import DataError
 from drafterzoo.target import Target
 from drafterzoo.training import features, run
 from drafterzoo.training.features import open_cache
@@ -111,11 +112,12 @@ def test_features_stopped_by_ctrl_c_go_on_where_they_were(
     "damage",
     [
         lambda folder: (folder / "progress.json").write_text("{"),
+        lambda folder: (folder / "progress.json").write_text("[" * 100_000),
         lambda folder: (folder / "progress.json").write_text('{"identity": {}, "documents": 5}'),
         lambda folder: (folder / "hidden.f16").write_bytes(b"\0" * 10),
         lambda folder: (folder / "lse.f32").unlink(),
     ],
-    ids=["no JSON", "of something else", "a file cut short", "a file gone"],
+    ids=["no JSON", "too deep", "of something else", "a file cut short", "a file gone"],
 )
 def test_features_that_cannot_be_trusted_are_made_anew(
     damage: Callable[[Path], Any], target: Target, rollouts: Rollouts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -136,6 +138,66 @@ def test_features_that_cannot_be_trusted_are_made_anew(
     open_cache(target, rollouts, TAPS, 512, tmp_path / "broken")
     assert sum(map(len, batches)) == len(rollouts.rows)
     assert contents(tmp_path / "broken") == contents(tmp_path / "straight")
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda folder: (folder / "lse.f32").unlink(), "lse.f32 is missing"),
+        (lambda folder: os.truncate(folder / "hidden.f16", 10), "hidden.f16 holds 10 bytes, expected"),
+        (lambda folder: os.truncate(folder / "argmax.i32", 10_000), "argmax.i32 holds 10,000 bytes, expected"),
+        (lambda folder: (folder / "features.f16").write_bytes(b""), "features.f16 holds 0 bytes"),
+    ],
+    ids=["gone", "cut", "longer", "empty"],
+)
+def test_finished_features_that_are_damaged_are_made_again(
+    damage: Callable[[Path], Any],
+    words: str,
+    target: Target,
+    rollouts: Rollouts,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    open_cache(target, rollouts, TAPS, 512, tmp_path / "cache")
+    whole, folder = contents(tmp_path / "cache"), next((tmp_path / "cache").iterdir())
+    capsys.readouterr()
+    open_cache(target, rollouts, TAPS, 512, tmp_path / "cache")
+    assert capsys.readouterr().err == ""
+    damage(folder)
+    open_cache(target, rollouts, TAPS, 512, tmp_path / "cache").document(0)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "damaged" in line]
+    assert len(lines) == 1 and lines[0].startswith(f"{folder}: the feature cache is damaged ({words}")
+    assert contents(tmp_path / "cache") == whole
+
+
+def test_features_being_read_are_not_emptied_when_they_are_made_again(
+    target: Target, rollouts: Rollouts, tmp_path: Path
+) -> None:
+    """Reading what has been cut off from a mapped file ends a process."""
+    reading = open_cache(target, rollouts, TAPS, 512, tmp_path / "cache")
+    before = reading.document(3)
+    (next((tmp_path / "cache").iterdir()) / "lse.f32").unlink()
+    open_cache(target, rollouts, TAPS, 512, tmp_path / "cache")
+    assert torch.equal(reading.document(3).features, before.features)
+
+
+@pytest.mark.parametrize("doing", ["made", "read"])
+def test_features_that_cannot_be_had_are_one_sentence(
+    doing: str, target: Target, rollouts: Rollouts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_cache(target, rollouts, TAPS, 512, tmp_path / "cache")
+    if doing == "made":
+        file = next((tmp_path / "cache").iterdir()) / "lse.f32"
+        file.unlink()
+        file.mkdir()
+    else:
+
+        def refuse(*args: Any, **options: Any) -> Any:
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(features.np, "memmap", refuse)
+    with pytest.raises(DataError, match=rf'the feature cache cannot be {doing} \(.*\); set features = "online"'):
+        open_cache(target, rollouts, TAPS, 512, tmp_path / "cache")
 
 
 CHILD = """

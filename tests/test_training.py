@@ -26,7 +26,7 @@ from drafterzoo.training.prompts import builtin_count
 from drafterzoo.training.recipe import OptimizerSection, Recipe, build_recipe, read_recipe
 from drafterzoo.training.ridge import ridge_start
 from drafterzoo.training.rollouts import Rollouts, read_rollouts
-from drafterzoo.training.run import alone
+from drafterzoo.training.run import alone, train
 from drafterzoo.training.trainer import Trainer, learning_rate
 from drafterzoo.training.vocabulary import coverage, frequent_ids
 from tests.tiny import tiny_target
@@ -445,9 +445,9 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
     [
         ('spec = "eagle3.1"\n[dta]\nrollouts = "x"', "unknown key 'dta' (did you mean 'data'?)"),
         ('spec = "eagle3.1"\n[data]\nrolouts = "x"', "[data]: unknown key 'rolouts' (did you mean 'rollouts'?)"),
-        ('spec = "eagle3.1"\n[data]\nrollouts = 3', "[data]: key 'rollouts' is 3, expected str"),
+        ('spec = "eagle3.1"\n[data]\nrollouts = 3', "[data]: key 'rollouts' is 3, expected a text."),
         ('spec = "eagle3.1"\n[data]\nrollouts = "x"\npack = 0', "pack is 0, expected a number above zero"),
-        ('[data]\nrollouts = "x"', "key 'spec' is missing"),
+        ('[data]\nrollouts = "x"', "key 'spec' is missing; expected a text."),
         ('spec = "eagle3.1"\ndata = 3', "'data' is 3, expected a table [data]"),
         ("spec = ", "cannot be read as TOML"),
     ],
@@ -458,6 +458,67 @@ def test_a_wrong_recipe_names_the_key(toml: str, words: str, tmp_path: Path) -> 
     with pytest.raises(UsageError) as caught:
         read_recipe(path)
     assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "words"),
+    [
+        ("run", "precision", "float16", "expected 'float32' or 'bfloat16'."),
+        ("target", "dtype", "int8", "expected 'float32', 'bfloat16' or 'float16'."),
+        ("optimizer", "betas", [0.9], "expected two numbers."),
+        ("optimizer", "betas", [0.9, "x"], "expected two numbers."),
+        ("optimizer", "betas", [0.9, True], "expected two numbers."),
+        ("generate", "temperatures", 1.0, "expected a list of numbers."),
+        ("run", "seed", 1.5, "expected a whole number."),
+        ("run", "seed", True, "expected a whole number."),
+        ("run", "epochs", "1", "expected a number."),
+        ("target", "revision", 5, "expected a text."),
+        ("objective", "mean", "some", "expected 'valid' or 'all'."),
+        ("objective", "passes", [1.5], "expected a list of whole numbers."),
+        ("objective", "name", ["ttt"], "there is ttt."),
+        ("objective", "pases", [1], "(did you mean 'passes'?)"),
+        ("drafter", "head", "mine", "expected 'own' or 'borrowed'."),
+        ("drafter", "coupling", [1.0], "expected two numbers."),
+        ("drafter", "taps", "2", "expected a list of whole numbers."),
+        ("drafter", "qk_norm", 1, "expected true or false."),
+        ("drafter", "tap", [2], "(did you mean 'taps'?)"),
+    ],
+)
+def test_what_was_expected_is_said_in_words(section: str, key: str, value: Any, words: str) -> None:
+    """And before a target is loaded."""
+    values = {"spec": "eagle3.1", "data": {"rollouts": "x"}, section: {key: value}}
+    with pytest.raises(UsageError) as caught:
+        train(values, out="nowhere", quiet=True)
+    said = str(caught.value)
+    assert said.startswith("recipe") and key in said and said.endswith(words if words.endswith(".") else ".")
+    assert words in said and not any(word in said for word in ("Literal", "tuple", "typing", "str |"))
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "words"),
+    [
+        ("run", "seed", 2**32, "seed is 4294967296, expected from 0 to 4294967295."),
+        ("run", "threads", 5000, "expected from 0 to 4096."),
+        ("run", "fit_coupling", 10**10, "expected from 0 to 1000000000."),
+        ("optimizer", "betas", [0.9, 1.0], "expected from 0 to 0.9999999."),
+        ("run", "epochs", 1e300, "epochs is 1e+300, expected a number above zero, at most 10000."),
+        ("run", "epochs", 10_001, "at most 10000."),
+        ("run", "epochs", float("nan"), "at most 10000."),
+    ],
+)
+def test_bounds_are_said_in_full(section: str, key: str, value: Any, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        recipe(**{section: {key: value}})
+    assert str(caught.value).endswith(words)
+
+
+def test_the_longest_run_is_long_enough() -> None:
+    assert recipe(run={"epochs": 10_000}).run.epochs == 10_000
+
+
+def test_what_has_no_weights_cannot_be_trained() -> None:
+    with pytest.raises(UsageError, match="'lookup' cannot be trained; give a drafter that has weights"):
+        train({"spec": "lookup", "data": {"rollouts": "x"}}, out="nowhere", quiet=True)
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,11 @@ class Eagle3Config:
             raise UsageError(
                 "eagle3: at least one tap and one layer are needed, for example taps=(2, 15, 27), num_layers=1."
             )
+        if len(set(self.taps)) < len(self.taps):
+            raise UsageError(
+                f"eagle3: taps={list(self.taps)} name a boundary more than once; name each once, for example "
+                f"taps=(2, 15, 27)."
+            )
         if not 0 < self.draft_vocab_size <= self.vocab_size:
             raise UsageError(
                 f"eagle3: draft_vocab_size={self.draft_vocab_size} must lie between 1 and "

@@ -2,7 +2,7 @@
 
 Knows how to read the target once, in batches of like length, and how to slice the result; nothing of drafters'
 networks or of losses. Stopped at any moment, even by kill -9, the making goes on after the last documents known to be
-whole. One folder per (target, rollouts, taps):
+whole. One folder per (target and its weights, rollouts, taps):
 
     features.f16  [N, T*H]   taps, concatenated in tap order
     hidden.f16    [N, H]     after the final norm: what the target's head reads
@@ -20,7 +20,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,14 +33,17 @@ from torch import Tensor
 from drafterzoo import checkpoint
 from drafterzoo.errors import DataError
 from drafterzoo.locks import waited_for
-from drafterzoo.progress import progress
+from drafterzoo.progress import console, progress
 from drafterzoo.target.target import Target
+from drafterzoo.training.identity import target_identity
+from drafterzoo.training.kept import read_kept
 from drafterzoo.training.rollouts import Rollouts
 
 _FILES = {"features.f16": np.float16, "hidden.f16": np.float16, "argmax.i32": np.int32, "lse.f32": np.float32}
 _INDEX, _PROGRESS, _LOCK = "index.json", "progress.json", "making.lock"
 _TOKENS_AT_ONCE = 4096
 _SECONDS_BETWEEN_SAVES = 10.0  # what a kill -9 costs at most; a Ctrl-C costs one batch
+ANOTHER = 'set features = "online" or another `cache` folder in the recipe\'s [data]'
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -158,10 +162,11 @@ def open_cache(
 ) -> FeatureCache:
     """Open the cache for this target, these rollouts and taps, making it first, or what is missing of it, if need be.
 
-    Raises DataError when the disk has no room for it, naming the size needed.
+    A finished one with a file that is missing or of another size is made again, and stderr says so. Raises DataError
+    when it cannot be read or made, naming the size needed where the disk has no room for it.
     """
     identity = {
-        "target": target.fingerprint(),
+        "target": target_identity(target),
         "rollouts": rollouts.sha256,
         "taps": list(taps),
         "max_length": max_length,
@@ -176,10 +181,13 @@ def open_cache(
         "argmax.i32": 0,
         "lse.f32": 0,
     }
-    if not (folder / _INDEX).is_file():
-        sequences = [row.ids[:max_length] for row in rollouts.rows]
-        _make(_Making(folder, identity, sequences, widths), target, taps, precision)
-    return FeatureCache(folder, rollouts, max_length, widths)
+    making = _Making(folder, identity, [row.ids[:max_length] for row in rollouts.rows], widths)
+    if not (folder / _INDEX).is_file() or making.fault():
+        _make(making, target, taps, precision)
+    try:
+        return FeatureCache(folder, rollouts, max_length, widths)
+    except OSError as error:
+        raise DataError(f"{folder}: the feature cache cannot be read ({error.strerror}); {ANOTHER}.") from error
 
 
 def cache_bytes(total: int, widths: dict[str, int]) -> int:
@@ -191,12 +199,16 @@ def _shape(total: int, width: int) -> tuple[int, ...]:
     return (total, width) if width else (total,)
 
 
+def _bytes(kind: type, shape: tuple[int, ...]) -> int:
+    return int(np.prod(shape)) * np.dtype(kind).itemsize
+
+
 def _room(path: Path, kind: type, shape: tuple[int, ...]) -> np.memmap:
     """A new file on disk with all its blocks, mapped. A sparse one would end the process when the disk fills up later.
 
     Raises DataError when the disk has no room.
     """
-    size = int(np.prod(shape)) * np.dtype(kind).itemsize
+    size = _bytes(kind, shape)
     try:
         with open(path, "wb") as file:
             if hasattr(os, "posix_fallocate"):
@@ -204,8 +216,7 @@ def _room(path: Path, kind: type, shape: tuple[int, ...]) -> np.memmap:
     except OSError as error:
         path.unlink(missing_ok=True)
         raise DataError(
-            f'{path}: no room for {size / 1e9:.1f} GB ({error.strerror}); free some space, or set features = "online" '
-            f"or another `cache` folder in the recipe's [data]."
+            f"{path}: no room for {size / 1e9:.1f} GB ({error.strerror}); free some space, or {ANOTHER}."
         ) from error
     return np.memmap(path, dtype=kind, mode="r+" if path.stat().st_size else "w+", shape=shape)
 
@@ -225,40 +236,48 @@ class _Making:
         self.bytes = cache_bytes(self.total, widths)
         self.order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]), reverse=True)
         self.done = 0
+        self.files = {name: (folder / name, kind, _shape(self.total, widths[name])) for name, kind in _FILES.items()}
         self.maps: dict[str, np.memmap] = {}
         self.saved = time.monotonic()
 
+    def fault(self) -> str | None:
+        """What is wrong with the files, in words, as far as their sizes tell; None when all are there in full."""
+        for path, kind, shape in self.files.values():
+            size = _bytes(kind, shape)
+            try:
+                found = path.stat().st_size
+            except OSError:
+                return f"{path.name} is missing"
+            if found != size:
+                return f"{path.name} holds {found:,} bytes, expected {size:,}"
+        return None
+
     def open(self) -> None:
         """Open what an earlier process left, or make room anew. Raises DataError when the disk has none."""
-        files = {
-            name: (self.folder / name, kind, _shape(self.total, self.widths[name])) for name, kind in _FILES.items()
-        }
-        self.done = self._known_whole(files)
+        self.done = self._known_whole()
         if self.done:
-            self.maps = {name: np.memmap(path, kind, "r+", shape=shape) for name, (path, kind, shape) in files.items()}
+            self.maps = {
+                name: np.memmap(path, kind, "r+", shape=shape) for name, (path, kind, shape) in self.files.items()
+            }
             return
-        (self.folder / _PROGRESS).unlink(missing_ok=True)  # it speaks of files that are about to be emptied
+        # Progress first, which speaks of the others; and none is emptied, since another training may still read it.
+        for path in (self.folder / _PROGRESS, *(path for path, _, _ in self.files.values())):
+            path.unlink(missing_ok=True)
         free = shutil.disk_usage(self.folder).free
         if self.bytes > free * 0.95:
             raise DataError(
                 f"{self.folder}: the feature cache needs {self.bytes / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; "
-                f'set features = "online" or another `cache` folder in the recipe\'s [data].'
+                f"{ANOTHER}."
             )
-        self.maps = {name: _room(*file) for name, file in files.items()}
+        self.maps = {name: _room(*file) for name, file in self.files.items()}
 
-    def _known_whole(self, files: Mapping[str, tuple[Path, type, tuple[int, ...]]]) -> int:
+    def _known_whole(self) -> int:
         """How many documents an earlier process says are whole; 0 where its files are not there in full."""
-        try:
-            kept = json.loads((self.folder / _PROGRESS).read_text(encoding="utf-8"))
-            sizes = all(
-                path.stat().st_size == int(np.prod(shape)) * np.dtype(kind).itemsize
-                for path, kind, shape in files.values()
-            )
-            same = kept["identity"] == json.loads(json.dumps(self.identity))
-            done = int(kept["documents"])
-        except (OSError, ValueError, TypeError, KeyError):
+        kept = read_kept(self.folder / _PROGRESS) or {}
+        done = kept.get("documents")
+        if kept.get("identity") != self.identity or type(done) is not int or self.fault():
             return 0
-        return done if sizes and same and 0 < done <= len(self.order) else 0
+        return done if 0 < done <= len(self.order) else 0
 
     def batches(self) -> Iterator[list[int]]:
         """What is left to read: documents of like length, cut alike however often the making was stopped."""
@@ -268,7 +287,8 @@ class _Making:
 
     def write(self, batch: Sequence[int], read: dict[str, Tensor]) -> None:
         """Write one batch into the files, and every few seconds say on disk that it is there."""
-        arrays = {name: value.to("cpu").numpy() for name, value in read.items()}
+        plain = {name: value.float() if value.is_floating_point() else value for name, value in read.items()}
+        arrays = {name: value.to("cpu").numpy() for name, value in plain.items()}  # NumPy knows no bfloat16
         for row, i in enumerate(batch):
             for name, array in arrays.items():
                 self.maps[name][self.offsets[i] : self.offsets[i + 1]] = array[row, : len(self.sequences[i])]
@@ -292,21 +312,30 @@ class _Making:
         (self.folder / _PROGRESS).unlink(missing_ok=True)
 
 
+@contextmanager
+def _making_room(folder: Path) -> Iterator[None]:
+    """Raises DataError in place of an OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{folder}: the feature cache cannot be made ({error.strerror}); {ANOTHER}.") from error
+
+
 def _make(making: _Making, target: Target, taps: tuple[int, ...], precision: Precision) -> None:
     """Read the target until the cache is whole. Ctrl-C keeps what is there; another process's making is waited for."""
     folder = making.folder
-    try:
+    with _making_room(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(
-            f'{folder}: the feature cache cannot be made ({error.strerror}); set features = "online" or another '
-            f"`cache` folder in the recipe's [data]."
-        ) from error
     waiting = f"{folder}: another process is making these features; waiting for it"
     with waited_for(folder / _LOCK, waiting):
-        if (folder / _INDEX).is_file():  # another process has just made it
-            return
-        making.open()
+        if (folder / _INDEX).is_file():
+            fault = making.fault()
+            if fault is None:  # another process has just made it
+                return
+            console.print(f"{folder}: the feature cache is damaged ({fault}); making it again", soft_wrap=True)
+        with _making_room(folder):
+            (folder / _INDEX).unlink(missing_ok=True)
+            making.open()
         title = f"features of {making.total:,} rows, {making.bytes / 1e9:.1f} GB in {folder}"
         if making.done:
             title += f", {making.done} of {len(making.order)} documents made before"

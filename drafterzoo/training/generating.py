@@ -25,6 +25,7 @@ from drafterzoo.locks import waited_for
 from drafterzoo.parsing import parse_object
 from drafterzoo.progress import progress
 from drafterzoo.target.target import Target
+from drafterzoo.training.identity import target_identity
 from drafterzoo.training.prompts import read_prompts
 from drafterzoo.training.recipe import GenerateSection
 from drafterzoo.training.rollouts import ADVICE
@@ -44,7 +45,7 @@ def ensure_rollouts(section: GenerateSection, target: Target, path: Path) -> Non
     if path.exists():
         return
     prompts = read_prompts(section.prompts, seed=section.seed)
-    settings = json.dumps([attrs.asdict(section), target.fingerprint()], sort_keys=True)
+    settings = json.dumps([attrs.asdict(section), target_identity(target)], sort_keys=True)
     growing = path.with_name(f"{path.name}.{hashlib.sha256(settings.encode()).hexdigest()[:12]}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

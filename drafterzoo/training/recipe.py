@@ -17,7 +17,10 @@ from drafterzoo import checkpoint
 from drafterzoo.budget import Budget
 from drafterzoo.errors import UsageError, suggest
 from drafterzoo.parsing import parse_toml
+from drafterzoo.training.kinds import check_kinds, check_required
 from drafterzoo.training.prompts import evaluation_suite
+
+MOST_EPOCHS = 10_000  # beyond, a slip of the keyboard: nobody waits for the end
 
 
 def _positive(instance: object, attribute: attrs.Attribute, value: float) -> None:
@@ -29,9 +32,19 @@ def _between(low: float, high: float) -> Callable[[object, attrs.Attribute, Any]
     def check(instance: object, attribute: attrs.Attribute, value: Any) -> None:
         for number in value if isinstance(value, tuple) else (value,):
             if not low <= number <= high:
-                raise UsageError(f"{attribute.name} is {value}, expected from {low:g} to {high:g}.")
+                raise UsageError(f"{attribute.name} is {value}, expected from {_plain(low)} to {_plain(high)}.")
 
     return check
+
+
+def _plain(number: float) -> str:
+    """A bound as it would be typed, in full: rounded it would look as if it were allowed, or were another."""
+    return str(int(number)) if number == int(number) else str(number)
+
+
+def _epochs(instance: object, attribute: attrs.Attribute, value: float) -> None:
+    if not 0 < value <= MOST_EPOCHS:
+        raise UsageError(f"{attribute.name} is {value}, expected a number above zero, at most {MOST_EPOCHS}.")
 
 
 def _budget(instance: object, attribute: attrs.Attribute, value: str) -> None:
@@ -150,7 +163,7 @@ class RunSection:
     weights, sums and optimiser in float32, and is several times as fast where the machine multiplies it (AMX, GPUs).
     """
 
-    epochs: float = attrs.field(default=1.0, validator=_positive)
+    epochs: float = attrs.field(default=1.0, validator=_epochs)
     seed: int = attrs.field(default=0, validator=_between(0, 2**32 - 1))
     save_every: int = attrs.field(default=500, validator=_positive)
     log_every: int = attrs.field(default=20, validator=_positive)
@@ -200,6 +213,17 @@ def read_recipe(path: str | Path) -> Recipe:
     return attrs.evolve(build_recipe(values, str(path)), name=values.get("name") or path.stem)
 
 
+def kept_recipe(values: Any) -> Recipe | None:
+    """The recipe that a run was begun with, from the plain values it wrote then; None where these are none.
+
+    A key that this release has added is at its default, which is what the run was made with.
+    """
+    try:
+        return build_recipe(values, "kept recipe") if isinstance(values, dict) else None
+    except UsageError:
+        return None
+
+
 def build_recipe(values: dict[str, Any], where: str) -> Recipe:
     """Build a Recipe from plain values; `where` is named in errors. Raises UsageError."""
     sections = {f.name: f.type for f in attrs.fields(attrs.resolve_types(Recipe))}
@@ -213,5 +237,10 @@ def build_recipe(values: dict[str, Any], where: str) -> Recipe:
                 continue
             if not isinstance(value, dict):
                 raise UsageError(f"{where}: {key!r} is {value!r}, expected a table [{key}].")
-            checkpoint.structure(kind, value, f"{where} [{key}]", UsageError)  # so that the error names the section
+            section = f"{where} [{key}]"
+            check_kinds(kind, value, section)
+            check_required(kind, value, section)
+            checkpoint.structure(kind, value, section, UsageError)  # so that the error names the section
+    check_kinds(Recipe, values, where)
+    check_required(Recipe, values, where)
     return checkpoint.structure(Recipe, values, where, UsageError)

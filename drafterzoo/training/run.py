@@ -6,11 +6,13 @@ taken.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import attrs
 import torch
@@ -25,22 +27,26 @@ from drafterzoo.drafters.base import Drafter
 from drafterzoo.drafters.eagle3_body import Eagle3Body
 from drafterzoo.engine.coupling import collect, fit
 from drafterzoo.engine.sampling import Sampling
-from drafterzoo.errors import DataError, UsageError, suggest
+from drafterzoo.errors import CheckpointError, DataError, UsageError, suggest
 from drafterzoo.progress import console
 from drafterzoo.registry import DRAFTERS, parse_spec
 from drafterzoo.target import load_target
 from drafterzoo.target.target import Target
-from drafterzoo.training.features import FeatureCache, OnlineFeatures, open_cache
+from drafterzoo.training.features import ANOTHER, FeatureCache, OnlineFeatures, open_cache
 from drafterzoo.training.generating import ANOTHER_ENTRY, ensure_rollouts
+from drafterzoo.training.kept import read_kept
+from drafterzoo.training.kinds import check_kinds, check_required
 from drafterzoo.training.objectives.ttt import TTT
-from drafterzoo.training.recipe import Recipe, build_recipe, read_recipe
+from drafterzoo.training.recipe import Recipe, build_recipe, kept_recipe, read_recipe
 from drafterzoo.training.ridge import ridge_start
 from drafterzoo.training.rollouts import Rollouts, expand_path, read_rollouts
-from drafterzoo.training.trainer import STATE, Say, Trainer
+from drafterzoo.training.state import STATE
+from drafterzoo.training.trainer import Say, Trainer
 from drafterzoo.training.vocabulary import coverage, frequent_ids
 
-ANOTHER_CACHE = 'free some space, or set features = "online" or another `cache` folder in the recipe\'s [data]'
+ANOTHER_CACHE = f"free some space, or {ANOTHER}"
 FINISHED = "summary.json"  # written last of all
+WEIGHTLESS = ("coupling", "packed_dtype")  # options of a drafter that no weight depends on
 COUPLING_TOKENS = 32  # of each answer the coupled score is fitted on: many prompts say more than long answers
 OBJECTIVES: dict[str, type[TTT]] = {"ttt": TTT}
 
@@ -68,7 +74,9 @@ def train(
     recipe = _read(recipe)
     say = (lambda text: None) if quiet else (lambda text: console.print(text, soft_wrap=True))
     objective = build_objective(recipe)
+    drafter_class(recipe)
     folder = Path(out) if out else Path("runs") / (recipe.name or recipe.spec)
+    check_beginning(recipe, folder)
     check_places(recipe, folder)
     summary = finished_summary(recipe, folder)
     if summary is not None:
@@ -101,6 +109,23 @@ def check_places(recipe: Recipe, folder: Path) -> None:
     if recipe.data.features != "online":
         cache = expand_path(recipe.data.cache)
         check_folder(cache, f"{cache}: the feature cache", ANOTHER_CACHE)
+
+
+def check_beginning(recipe: Recipe, folder: Path) -> None:
+    """Raise UsageError for a run that is to begin with what it writes itself."""
+    if recipe.init.from_checkpoint is None:
+        return
+    begun = _named(recipe.init.from_checkpoint)
+    if begun.resolve().is_relative_to(folder.resolve()):
+        raise UsageError(
+            f"recipe [init]: from_checkpoint is {begun}, which lies in {folder}, the run's own folder; give another "
+            f"folder with --out."
+        )
+
+
+def _named(from_checkpoint: str) -> Path:
+    """Where it lies, even with a variable that is not set: a run that has saved goes on without what it began with."""
+    return Path(os.path.expanduser(os.path.expandvars(from_checkpoint)))
 
 
 def _begun(recipe: Recipe, folder: Path) -> Path | None:
@@ -157,14 +182,45 @@ def _run(recipe: Recipe, trainer: Trainer, say: Say) -> TrainResult:
 
 
 def finished_summary(recipe: Recipe, folder: Path) -> dict[str, Any] | None:
-    """The summary of a run of exactly this recipe that has done all there is to do; None where something is left."""
-    try:
-        kept = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
-        same = kept["recipe"] == _whole(recipe)
-        summary = {**kept["summary"], "directory": str(folder)}
-    except (OSError, ValueError, TypeError, KeyError):
+    """The summary of a run of exactly this recipe that has done all there is to do; None where something is left.
+
+    That is so, too, where its summary or its best checkpoint is damaged, or was made from other rollouts.
+    """
+    kept = read_kept(folder / FINISHED) or {}
+    began, summary = kept_recipe(kept.get("recipe")), kept.get("summary")
+    if began is None or _whole(began) != _whole(recipe) or not _is_summary(summary, recipe):
         return None
-    return summary if same and (folder / "best" / checkpoint.CONFIG).is_file() else None
+    try:
+        best = checkpoint.read(folder / "best")
+    except CheckpointError:
+        return None
+    if not _same_rollouts(expand_path(recipe.data.rollouts), best.config.get("training", {}).get("rollouts_sha256")):
+        return None
+    return {**summary, "directory": str(folder)}
+
+
+def _is_summary(summary: Any, recipe: Recipe) -> TypeGuard[dict[str, Any]]:
+    """Whether this is what a finished run wrote of itself, with all that is said and shown of it."""
+    if not isinstance(summary, dict) or not isinstance(best := summary.get("best"), dict):
+        return False
+    whole = (summary.get("step"), summary.get("of"), summary.get("rows_visited"), best.get("step"))
+    numbers = (summary.get("training_seconds"), best.get("tau"))
+    return (
+        summary.get("finished") is True
+        and all(type(number) is int for number in whole)
+        and all(type(number) in (int, float) for number in numbers)
+        and (isinstance(summary.get("coupling"), list) or not recipe.run.fit_coupling)
+    )
+
+
+def _same_rollouts(path: Path, sha256: str | None) -> bool:
+    """Whether the rollouts are those of this sha256; a file that is gone since is no reason to doubt it."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest() == sha256
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
 
 
 def _whole(recipe: Recipe) -> dict[str, Any]:
@@ -213,11 +269,28 @@ def _read(recipe: str | Path | dict[str, Any] | Recipe) -> Recipe:
 def build_objective(recipe: Recipe) -> TTT:
     """The objective a recipe names. Raises UsageError naming the key."""
     name = recipe.objective.get("name", "ttt")
-    if name not in OBJECTIVES:
+    if name not in list(OBJECTIVES):  # whatever it is: a list, too, may be asked for
         raise UsageError(
-            f"recipe [objective]: unknown name {name!r}{suggest(name, OBJECTIVES)}; there is {', '.join(OBJECTIVES)}."
+            f"recipe [objective]: unknown name {name!r}{suggest(str(name), OBJECTIVES)}; "
+            f"there is {', '.join(OBJECTIVES)}."
         )
+    check_kinds(OBJECTIVES[name], recipe.objective, "recipe [objective]")
+    check_required(OBJECTIVES[name], recipe.objective, "recipe [objective]")
     return checkpoint.structure(OBJECTIVES[name], recipe.objective, "recipe [objective]", UsageError)
+
+
+def drafter_class(recipe: Recipe) -> tuple[type[Drafter], dict[str, Any]]:
+    """What a recipe trains, and the options it is given. Raises UsageError; nothing is loaded for it."""
+    spec = parse_spec(recipe.spec)
+    cls = DRAFTERS.get(spec.base)
+    if not issubclass(cls, Drafter) or not cls.has_weights or spec.wrappers:
+        raise UsageError(
+            f"recipe: spec {recipe.spec!r} cannot be trained; give a drafter that has weights, without wrappers, for "
+            f"example 'eagle3.1'."
+        )
+    options = {**spec.options, **recipe.drafter}
+    check_kinds(cls.Config, options, "recipe [drafter]")
+    return cls, options
 
 
 def build_drafter(recipe: Recipe, target: Target, rollouts: Rollouts, begun: Path | None = None) -> Drafter:
@@ -225,16 +298,8 @@ def build_drafter(recipe: Recipe, target: Target, rollouts: Rollouts, begun: Pat
 
     Raises UsageError, and CheckpointError for a checkpoint that is damaged or another target's.
     """
-    spec = parse_spec(recipe.spec)
-    cls = DRAFTERS.get(spec.base)
-    if not issubclass(cls, Drafter) or spec.wrappers:
-        raise UsageError(
-            f"recipe: spec {recipe.spec!r} cannot be trained; give a drafter without wrappers, for example 'eagle3.1'."
-        )
-    options = {**spec.options, **recipe.drafter}
-    anew = begun is None or (
-        recipe.init.vocabulary == "anew" and begun == expand_path(str(recipe.init.from_checkpoint))
-    )
+    cls, options = drafter_class(recipe)
+    anew = begun is None or (recipe.init.vocabulary == "anew" and begun == _named(str(recipe.init.from_checkpoint)))
     drafter = cls.create(target, **options) if begun is None else _continued(cls, options, target, begun, anew)
     drafter.budget = Budget.parse(recipe.budget)
     drafter.storage_dtype = getattr(torch, recipe.run.storage)
@@ -255,22 +320,36 @@ def _continued(cls: type[Drafter], options: dict[str, Any], target: Target, fold
     """
     saved = checkpoint.read(folder)
     section = dict(saved.config["drafter"])
-    if anew:
-        if section.get("head") != "borrowed":
-            raise UsageError(
-                f'recipe [init]: vocabulary = "anew" needs a borrowed head, and that of {folder} is its own, trained '
-                f"for its ids; leave the key out."
-            )
-        section["draft_vocab_size"] = options.get("draft_vocab_size", section["draft_vocab_size"])
-    for key, value in {"name": cls.name, **options}.items():
-        if section.get(key) != (list(value) if isinstance(value, tuple) else value):
-            raise UsageError(
-                f"recipe [drafter]: {key} is {value!r}, but {folder} was made with {section.get(key)!r}; "
-                f"leave the key out, or start without [init] from_checkpoint."
-            )
+    name = section.pop("name")
+    if name != cls.name:
+        raise _another_drafter("name", cls.name, name, folder)
+    # Built, because what an older checkpoint does not say is what it was made with: the default.
+    made = _plain(attrs.asdict(checkpoint.structure(cls.Config, section, saved.config_file)))
+    if anew and made.get("head") != "borrowed":
+        raise UsageError(
+            f'recipe [init]: vocabulary = "anew" needs a borrowed head, and that of {folder} is its own, trained '
+            f"for its ids; leave the key out."
+        )
+    for key, value in _plain(options).items():
+        if value != made[key] and key not in WEIGHTLESS and not (anew and key == "draft_vocab_size"):
+            raise _another_drafter(key, value, made[key], folder)
     check_fingerprint(saved.config["target"], target, folder)
     drafter = cls.from_checkpoint(saved, target)
-    return _resized(drafter, section["draft_vocab_size"]) if anew else drafter
+    made |= {key: options[key] for key in WEIGHTLESS if key in options}
+    drafter.config = checkpoint.structure(cls.Config, made, "recipe [drafter]", UsageError)
+    return _resized(drafter, options.get("draft_vocab_size", made["draft_vocab_size"])) if anew else drafter
+
+
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    """As recipes and checkpoints hold them: lists, no tuples."""
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in options.items()}
+
+
+def _another_drafter(key: str, value: Any, made: Any, folder: Path) -> UsageError:
+    return UsageError(
+        f"recipe [drafter]: {key} is {value!r}, but {folder} was made with {made!r}; "
+        f"leave the key out, or start without [init] from_checkpoint."
+    )
 
 
 def _resized(drafter: Drafter, size: int) -> Drafter:

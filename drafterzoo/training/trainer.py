@@ -13,10 +13,8 @@ out. A run is a folder:
 from __future__ import annotations
 
 import copy
-import io
 import json
 import math
-import pickle
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -36,12 +34,15 @@ from drafterzoo.errors import CheckpointError, DataError, UsageError
 from drafterzoo.progress import progress
 from drafterzoo.training.batches import pack, packs
 from drafterzoo.training.features import FeatureCache, OnlineFeatures
+from drafterzoo.training.kept import read_kept
 from drafterzoo.training.objectives.ttt import TTT, PassNotes, TeacherHead
-from drafterzoo.training.recipe import OptimizerSection, Recipe
+from drafterzoo.training.recipe import OptimizerSection, Recipe, kept_recipe
 from drafterzoo.training.rollouts import Rollouts
+from drafterzoo.training.state import STATE, damaged, read_state, write_state
 
 Say = Callable[[str], None]
-STATE = "state.pt"  # written last: a `last` without it is half a save
+RECIPE = "recipe.json"
+NO_BEST: dict[str, Any] = {"tau": 0.0, "step": -1}
 LEARNT_NOTHING = 1.05  # a tau below this, at the end of a run, is no more than chance
 
 
@@ -131,7 +132,7 @@ class Trainer:
         self.step = 0
         self.visited = 0
         self.trained_seconds = 0.0
-        self.best: dict[str, Any] = {"tau": 0.0, "step": -1}
+        self.best = NO_BEST
         self.stopping = False
         self._epochs: dict[int, list[list[int]]] = {}
 
@@ -274,22 +275,18 @@ class Trainer:
             with self.averaged() as drafter:  # nothing tells which step is the best: the newest is kept
                 drafter.save_pretrained(self.folder / "best")
             return None
-        from drafterzoo.generation import generate
-
         prompts = [list(self.rollouts.rows[i].prompt_ids) for i in chosen]
+        self._look_at_best(prompts)
         with self.averaged() as drafter:
-            result = generate(
-                drafter,
-                prompts,
-                budget=Budget.parse(section.budget),
-                max_new_tokens=section.max_new_tokens,
-                batch_size=1,
-            )
-            tau = float(result.tau)
-            gone = not (self.folder / "best" / checkpoint.CONFIG).is_file()  # deleted: what there is now is the best
-            better = gone or tau > self.best["tau"]
+            tau = self._tau(drafter, prompts)
+            better = tau > self.best["tau"]
             if better:
-                self.best = {"tau": tau, "step": self.step, "seconds": round(self.trained_seconds, 1)}
+                self.best = {
+                    "tau": tau,
+                    "step": self.step,
+                    "seconds": round(self.trained_seconds, 1),
+                    "measured_with": self._measured_with(),
+                }
                 self.record()
                 drafter.save_pretrained(self.folder / "best")
         self._log(
@@ -301,11 +298,41 @@ class Trainer:
         )
         return tau
 
+    def _look_at_best(self, prompts: list[list[int]]) -> None:
+        """Forget a best checkpoint that is gone or damaged; measure one anew whose tau is of other settings."""
+        if self.best["step"] < 0:
+            return
+        drafter, asked = self.drafter, self._measured_with()
+        try:
+            saved = checkpoint.read(self.folder / "best")
+            if self.best.get("measured_with") == asked:
+                return
+            with torch.random.fork_rng(devices=[]):  # making a drafter draws weights, which are replaced
+                best = type(drafter).from_checkpoint(saved, drafter.target)
+        except CheckpointError:
+            self.best = NO_BEST
+            return
+        self.best = {**self.best, "tau": self._tau(best, prompts), "measured_with": asked}
+        self.say(f"the best so far, of step {self.best['step']}, by the new [evaluate]: tau {self.best['tau']:.3f}")
+
+    def _measured_with(self) -> dict[str, Any]:
+        """What tau depends on besides the drafter: figures that differ in it say nothing about each other."""
+        section = self.recipe.evaluate
+        return {"budget": section.budget, "prompts": section.prompts, "max_new_tokens": section.max_new_tokens}
+
+    def _tau(self, drafter: Drafter, prompts: list[list[int]]) -> float:
+        from drafterzoo.generation import generate
+
+        section = self.recipe.evaluate
+        budget, longest = Budget.parse(section.budget), section.max_new_tokens
+        return float(generate(drafter, prompts, budget=budget, max_new_tokens=longest, batch_size=1).tau)
+
     # -- saving and resuming -----------------------------------------------------------------------------------
 
     def record(self) -> None:
         """Note in the drafter what it was trained on, for the checkpoint's provenance."""
         earlier = {key: value for key, value in self.drafter.training_record.items() if key == "began_with"}
+        measured = self.best.get("measured_with")  # by the recipe of then, whatever the one of now asks for
         self.drafter.training_record = {
             **earlier,
             "recipe": self.recipe.name,
@@ -318,7 +345,7 @@ class Trainer:
             "rows_visited": self.visited,
             "training_seconds": round(self.trained_seconds),
             "threads": torch.get_num_threads(),
-            "held_out_tau": {self.recipe.evaluate.budget: round(self.best["tau"], 4)} if self.best["step"] >= 0 else {},
+            "held_out_tau": {measured["budget"]: round(self.best["tau"], 4)} if measured else {},
         }
 
     def save(self) -> None:
@@ -326,7 +353,11 @@ class Trainer:
         self.record()
         with self.averaged() as drafter:
             drafter.save_pretrained(self.folder / "last")
-        state = {
+        write_state(self.folder / "last" / STATE, self._state())
+
+    def _state(self) -> dict[str, Any]:
+        """What the run needs besides its recipe and its data to go on exactly."""
+        return {
             "step": self.step,
             "visited": self.visited,
             "seconds": self.trained_seconds,
@@ -337,39 +368,41 @@ class Trainer:
             "generator": self.generator.get_state(),
             "torch_rng": torch.get_rng_state(),
         }
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        checkpoint.write_whole(self.folder / "last" / STATE, buffer.getvalue())
 
     def resume(self) -> bool:
-        """Take up the run in `folder`, if there is one. Raises UsageError when it was started from another recipe."""
+        """Take up the run in `folder`, if there is one.
+
+        Raises UsageError when it was started from another recipe or other rollouts, CheckpointError when it is damaged.
+        """
         path = self.folder / "last" / STATE
-        written = json.dumps(describe(self.recipe), sort_keys=True)
-        kept = self.folder / "recipe.json"
-        if kept.is_file() and _canonical(kept) != written:
-            raise UsageError(
-                f"{self.folder}: holds a run of another recipe; choose another folder with --out, or delete this one."
-            )
-        checkpoint.write_whole(kept, json.dumps(describe(self.recipe), indent=2).encode())
+        self._check_recipe()
+        checkpoint.write_whole(self.folder / RECIPE, json.dumps(describe(self.recipe), indent=2).encode())
         if not path.is_file():
             return False
         self._check_rollouts()
-        try:
-            state = torch.load(path, weights_only=True)
-        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            raise CheckpointError(
-                f"{path}: damaged, so the run cannot go on; delete {self.folder}, or choose another folder with --out."
-            ) from error
+        state = read_state(path, self._state())
         self.step, self.visited = state["step"], state["visited"]
         self.trained_seconds, self.best = state["seconds"], state["best"]
         with torch.no_grad():
             for p, saved in zip(self.parameters, state["parameters"], strict=True):
                 p.copy_(saved)
-        self.average = [a.clone() for a in state["average"]]
+        self.average = [a.to(p.device) for a, p in zip(state["average"], self.parameters, strict=True)]
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.generator.set_state(state["generator"])
         torch.set_rng_state(state["torch_rng"])
         return True
+
+    def _check_recipe(self) -> None:
+        kept = self.folder / RECIPE
+        if not kept.is_file():
+            return
+        began = kept_recipe(read_kept(kept))
+        if began is None:
+            raise damaged(kept)
+        if describe(began) != describe(self.recipe):
+            raise UsageError(
+                f"{self.folder}: holds a run of another recipe; choose another folder with --out, or delete this one."
+            )
 
     def _check_rollouts(self) -> None:
         """Refuse to go on with other rollouts than the run began with: its place in the data means nothing there."""
@@ -391,14 +424,6 @@ class Trainer:
             "training_seconds": round(self.trained_seconds, 1),
             "best": self.best,
         }
-
-
-def _canonical(recipe_file: Path) -> str | None:
-    """A kept recipe as text that can be compared; None when the file is damaged."""
-    try:
-        return json.dumps(json.loads(recipe_file.read_text(encoding="utf-8")), sort_keys=True)
-    except (OSError, ValueError):
-        return None
 
 
 def describe(recipe: Recipe) -> dict[str, Any]:
