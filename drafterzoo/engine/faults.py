@@ -72,7 +72,9 @@ def check_offers(cls: type, offers: Any, frontier: Frontier, select: Selector) -
     if offers.q is not None:
         _check_tensor(cls, "q", offers.q, (*each[:2], select.sampler.vocab_size), frontier)
     if shape[1] < width:
-        raise _broken(cls, quantity(shape[1], "row"), f"{width} at least, one for each node of the frontier")
+        raise _broken(
+            cls, quantity(shape[1], "row"), f"one for each of the frontier's nodes, which are {width}, at least"
+        )
 
 
 def _check_tensor(

@@ -21,7 +21,7 @@ from drafterzoo.evaluation.suite_declarations import SuiteFile as SuiteFile  # p
 from drafterzoo.evaluation.suite_rendering import Prompt as Prompt  # public here, beside the Suite it makes up
 from drafterzoo.evaluation.suite_rows import SUFFIXES, read_rows
 from drafterzoo.registry import SUITES
-from drafterzoo.wording import quantity
+from drafterzoo.wording import verb
 
 DATA_VARIABLE = "DRAFTERZOO_DATA"
 DATA_FOLDERS = (Path("data"), Path("../shared/data"))
@@ -224,8 +224,9 @@ def _read(place: _Place) -> list[tuple[Prompt, str | None]]:
             seen[prompt.id] = row.place
             rows.append((prompt, suite_rendering.split_of(row)))
     if not rows and met:
-        rows_met = quantity(met, "row")
-        raise DataError(f"suite {place.name!r}: none of {rows_met} of {place.source} belongs to it; get it anew.")
+        rows_met = verb(met, "the one row", f"none of the {met} rows")
+        belong = verb(met, "does not belong", "belong")
+        raise DataError(f"suite {place.name!r}: {rows_met} of {place.source} {belong} to it; get it anew.")
     if not rows:
         raise DataError(
             f'suite file {place.files[0]} is empty; write one JSON object per line, such as {{"prompt": "..."}}.'
