@@ -45,7 +45,7 @@ def plain_logits(target: Target, text: list[int]) -> Tensor:
         return target.model(torch.tensor([text])).logits[0, -1]
 
 
-def assert_paths_match(target: Target, logits: Tensor, texts, tokens: Tensor, parents: list[int], tolerance=1e-5):
+def assert_paths_match(target: Target, logits: Tensor, texts, tokens: Tensor, parents: list[int], tolerance=5e-5):
     for request, text in enumerate(texts):
         for row in range(len(parents)):
             path = [int(tokens[request, r]) for r in ancestors(parents, row)]
@@ -65,7 +65,7 @@ def test_prefill_and_tree_equal_plain_forwards_on_ragged_batches(target):
     assert reading.logits.shape == (3, 1, target.vocab_size)
     for request, prompt in enumerate(PROMPTS):
         expected = plain_logits(target, prompt)
-        torch.testing.assert_close(reading.logits[request, 0], expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(reading.logits[request, 0], expected, atol=5e-5, rtol=1e-5)
     assert_paths_match(target, verify(target, cache).logits, PROMPTS, TOKENS, PARENTS)
     assert cache.lengths.tolist() == [len(p) for p in PROMPTS], "verifying commits nothing"
 
@@ -92,7 +92,7 @@ def test_commit_equals_a_fresh_prefill_of_the_accepted_text(target):
     fresh_cache = target.open_cache(3, capacity=40, scratch=8)
     target.prefill(fresh_cache, texts)
     fresh = verify(target, fresh_cache)
-    torch.testing.assert_close(after.logits, fresh.logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(after.logits, fresh.logits, atol=5e-5, rtol=1e-5)
     assert_paths_match(target, after.logits, texts, TOKENS, PARENTS)
 
 
@@ -109,8 +109,8 @@ def test_taps_equal_the_hidden_states_transformers_reports(target):
         for place, tap in enumerate(taps):
             columns = slice(place * target.hidden_size, (place + 1) * target.hidden_size)
             want = residuals if tap == layers else expected[min(tap, layers)]
-            torch.testing.assert_close(prompt.features[request, -1, columns], want[len(text) - 1], atol=2e-5, rtol=1e-5)
-            torch.testing.assert_close(tree.features[request, 7, columns], want[-1], atol=2e-5, rtol=1e-5)
+            torch.testing.assert_close(prompt.features[request, -1, columns], want[len(text) - 1], atol=5e-5, rtol=1e-5)
+            torch.testing.assert_close(tree.features[request, 7, columns], want[-1], atol=5e-5, rtol=1e-5)
 
 
 def boundaries(target: Target, text: list[int]) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -156,7 +156,7 @@ def test_batched_equals_single(target):
         alone = target.open_cache(1, 40, 8)
         target.prefill(alone, [prompt])
         single = verify(target, alone, TOKENS[request : request + 1]).logits
-        torch.testing.assert_close(single[0], together[request], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(single[0], together[request], atol=5e-5, rtol=1e-5)
 
 
 def test_long_prompts_are_read_in_chunks(target, monkeypatch):
@@ -164,10 +164,10 @@ def test_long_prompts_are_read_in_chunks(target, monkeypatch):
     expected = target.prefill(whole, PROMPTS, TAPS)
     monkeypatch.setattr(target_module, "PREFILL_ROWS", 7)
     chunked = target.prefill(parts, PROMPTS, TAPS)
-    torch.testing.assert_close(chunked.logits, expected.logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(chunked.logits, expected.logits, atol=5e-5, rtol=1e-5)
     valid = expected.valid
-    torch.testing.assert_close(chunked.features[valid], expected.features[valid], atol=2e-5, rtol=1e-5)
-    torch.testing.assert_close(verify(target, parts).logits, verify(target, whole).logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(chunked.features[valid], expected.features[valid], atol=5e-5, rtol=1e-5)
+    torch.testing.assert_close(verify(target, parts).logits, verify(target, whole).logits, atol=5e-5, rtol=1e-5)
 
 
 def test_keep_compacts_and_reorders_requests(target):
@@ -201,11 +201,11 @@ def test_reading_whole_texts_equals_transformers(target):
         tokens[row, place], valid[row, place] = torch.tensor(PROMPTS[prompt]), True
     reading = target.read(tokens, TAPS, valid)
     unmasked = target.read(tokens[:1], TAPS)
-    torch.testing.assert_close(unmasked.features, reading.features[:1], atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(unmasked.features, reading.features[:1], atol=5e-5, rtol=1e-5)
     for row, (prompt, place) in enumerate(places):
         _, states = boundaries(target, PROMPTS[prompt])
-        torch.testing.assert_close(reading.hidden[row, place], states[-1], atol=2e-5, rtol=1e-5)
-        torch.testing.assert_close(reading.features[row, place, :32], states[0], atol=2e-5, rtol=1e-5)
+        torch.testing.assert_close(reading.hidden[row, place], states[-1], atol=5e-5, rtol=1e-5)
+        torch.testing.assert_close(reading.features[row, place, :32], states[0], atol=5e-5, rtol=1e-5)
         assert reading.positions[row, place].tolist() == list(range(len(PROMPTS[prompt])))
     assert reading.logits is None and not reading.hidden.is_inference()
 
@@ -213,7 +213,7 @@ def test_reading_whole_texts_equals_transformers(target):
 def test_head_is_the_models_own(target):
     reading = target.read(torch.tensor(PROMPTS[:1]))
     torch.testing.assert_close(
-        target.head(reading.hidden)[0, -1], plain_logits(target, PROMPTS[0]), atol=1e-5, rtol=1e-5
+        target.head(reading.hidden)[0, -1], plain_logits(target, PROMPTS[0]), atol=5e-5, rtol=1e-5
     )
     state = reading.hidden[0, 0].clone().requires_grad_()
     target.head(state).sum().backward()
@@ -269,10 +269,10 @@ def test_gemma2_soft_caps_in_scores_and_logits():
     target = Target(model)
     cache = target.open_cache(3, 40, 8)
     logits = target.prefill(cache, PROMPTS).logits
-    torch.testing.assert_close(logits[:, 0], torch.stack(expected), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(logits[:, 0], torch.stack(expected), atol=5e-5, rtol=1e-5)
     assert_paths_match(target, verify(target, cache).logits, PROMPTS, TOKENS, PARENTS)
     hidden = target.read(torch.tensor(PROMPTS[:1])).hidden
-    torch.testing.assert_close(target.head(hidden)[0, -1], expected[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(target.head(hidden)[0, -1], expected[0], atol=5e-5, rtol=1e-5)
     assert not torch.allclose(hidden[0, -1] @ target.head_weight().T, expected[0], atol=1e-3), "the cap must matter"
 
 
@@ -284,7 +284,7 @@ def test_folded_attention_equals_the_stock_one(target):
     target.model.set_attn_implementation("sdpa")
     try:
         target.prefill(stock_cache, PROMPTS)
-        torch.testing.assert_close(verify(target, stock_cache).logits, folded, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(verify(target, stock_cache).logits, folded, atol=5e-5, rtol=1e-5)
     finally:
         target.model.set_attn_implementation(chosen)
 

@@ -22,7 +22,7 @@ from drafterzoo.training.batches import pack, packs
 from drafterzoo.training.chunked import Teacher, soft_cross_entropy
 from drafterzoo.training.features import OnlineFeatures, cache_bytes, open_cache
 from drafterzoo.training.objectives.ttt import TTT, TeacherHead, supervised
-from drafterzoo.training.prompts import builtin_count
+from drafterzoo.training.prompts import builtin_source
 from drafterzoo.training.recipe import OptimizerSection, Recipe, build_recipe, read_recipe
 from drafterzoo.training.ridge import ridge_start
 from drafterzoo.training.rollouts import Rollouts, read_rollouts
@@ -538,6 +538,8 @@ def test_the_recipes_that_come_with_the_package_are_valid(path: Path) -> None:
 def test_the_recipe_for_learning_needs_nothing_but_itself() -> None:
     made = read_recipe(Path(__file__).parent.parent / "recipes" / "train" / "first-steps.toml")
     assert "$" not in made.data.rollouts + made.data.cache and made.init.from_checkpoint is None
-    assert made.generate is not None and 0 < (builtin_count(made.generate.prompts) or 0) <= 100
+    assert made.generate is not None
+    asked = builtin_source(made.generate.prompts)
+    assert asked is not None and asked[0] <= 100
     assert made.generate.held_out > 0, "tau is measured"
     assert made.evaluate.every >= 1000, "once, at the end"
