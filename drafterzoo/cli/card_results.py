@@ -51,7 +51,7 @@ def _table(lines: list[str]) -> Table:
 
     head, rule, *rows = map(_cells, lines)
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name, mark in zip(head, rule, strict=False):
+    for name, mark in zip(head, rule, strict=False):  # anybody's Markdown may be ragged
         table.add_column(Text(name), justify="right" if mark.endswith(":") else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
