@@ -6,7 +6,9 @@ target call, the root excluded; depth counts draft steps, which is also the deep
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from typing import Any
 
 import attrs
 
@@ -22,6 +24,14 @@ def _problem(name: str, value: object, least: int) -> str:
         return ""
     bound = f"of at most {MOST}" if isinstance(value, int) and value > MOST else f"of at least {least}"
     return f"{name} is {value!r}, expected a whole number {bound}"
+
+
+def _probability(instance: object, attribute: attrs.Attribute, value: object) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
+        raise UsageError(
+            f"budget: {attribute.name} is {value!r}, "
+            f"expected a number from 0 to below 1; for example chain:6,p_min=0.1."
+        )
 
 
 def _at_least(minimum: int) -> Callable[[object, attrs.Attribute, object], None]:
@@ -41,6 +51,9 @@ class Budget:
     grow (B_w): nodes forwarded per draft step after the first.
     offer (k): children offered per forwarded node.
     reconsider (m): extra rows co-forwarded per step, for wrappers that use them (methods.md 1.4).
+    p_min: nothing is grown below a node whose path (the product of the drafter's probabilities from the root) is less
+    likely; 0 always grows. So an unsure draft ends early: fewer draft steps and fewer nodes, never more. llama.cpp's
+    option of this name looks at the last token alone.
 
     Raises UsageError when a field is out of range or the tree can never hold `nodes` nodes.
     """
@@ -50,6 +63,7 @@ class Budget:
     grow: int = attrs.field(validator=_at_least(1))
     offer: int = attrs.field(validator=_at_least(1))
     reconsider: int = attrs.field(default=0, validator=_at_least(0))
+    p_min: float = attrs.field(default=0.0, validator=_probability)
 
     def __attrs_post_init__(self) -> None:
         if self.nodes > self.capacity:
@@ -76,12 +90,12 @@ class Budget:
         return self.offer == 1 and self.reconsider == 0
 
     @classmethod
-    def chain(cls, n: int) -> Budget:
+    def chain(cls, n: int, p_min: float = 0.0) -> Budget:
         """A chain of n drafts: n nodes, n steps, one offer each."""
-        return cls(nodes=n, depth=n, grow=1, offer=1)
+        return cls(nodes=n, depth=n, grow=1, offer=1, p_min=p_min)
 
     @classmethod
-    def tree(cls, nodes: int) -> Budget:
+    def tree(cls, nodes: int, p_min: float = 0.0) -> Budget:
         """A tree of `nodes` nodes at the defaults: six wide; five levels up to 8 nodes, six to 32, eight above."""
         if not 1 <= nodes <= MOST:
             return cls.chain(nodes)  # refused there, with the same words as any other bad budget
@@ -89,27 +103,26 @@ class Budget:
         width = 6
         while width + (depth - 1) * width * width < nodes:
             width += 1
-        return cls(nodes=nodes, depth=depth, grow=width, offer=width)
+        return cls(nodes=nodes, depth=depth, grow=width, offer=width, p_min=p_min)
 
     @classmethod
     def parse(cls, text: str) -> Budget:
         """Read a budget as typed: `tree:8` (`8` for short), `chain:4`, or `nodes=24,depth=6,grow=6,offer=6`.
 
-        Raises UsageError naming the part that cannot be read.
+        Each may end in `,p_min=0.2`. Raises UsageError naming the part that cannot be read.
         """
         text = text.strip()
         if not text:
             raise UsageError(f"budget: it is empty; {TYPED}.")
         if len(text) > 200:
             raise UsageError(f"budget: cannot read {text[:40]!r}...; {TYPED}.")
-        kind, _, rest = text.partition(":")
-        if kind in ("chain", "tree") and _is_number(rest):
-            _check_typed("nodes", int(rest))
-            return cls.chain(int(rest)) if kind == "chain" else cls.tree(int(rest))
-        if _is_number(text):
-            _check_typed("nodes", int(text))
-            return cls.tree(int(text))
-        return cls(**_typed_fields(text, [field.name for field in attrs.fields(cls)]))
+        shape, comma, rest = text.partition(",")
+        kind, _, count = ("tree", "", shape) if _is_number(shape) else shape.partition(":")
+        if kind not in ("chain", "tree") or not _is_number(count):
+            return cls(**_typed_fields(text))
+        _check_typed("nodes", int(count))
+        made = cls.chain(int(count)) if kind == "chain" else cls.tree(int(count))
+        return attrs.evolve(made, **_typed_numbers(rest, ["p_min"])) if comma else made
 
     @property
     def brief(self) -> str:
@@ -117,18 +130,29 @@ class Budget:
 
         `str` gives the shape itself, which results keep: what the default shape is may change.
         """
-        return f"tree:{self.nodes}" if self == Budget.tree(self.nodes) else str(self)
+        if self == Budget.tree(self.nodes, self.p_min):
+            return f"tree:{self.nodes}" + self._ending
+        return str(self)
 
     def __str__(self) -> str:
-        if self == Budget.chain(self.nodes):
-            return f"chain:{self.nodes}"
+        if self == Budget.chain(self.nodes, self.p_min):
+            return f"chain:{self.nodes}" + self._ending
         shape = f"nodes={self.nodes},depth={self.depth},grow={self.grow},offer={self.offer}"
-        return shape + (f",reconsider={self.reconsider}" if self.reconsider else "")
+        return shape + (f",reconsider={self.reconsider}" if self.reconsider else "") + self._ending
+
+    @property
+    def _ending(self) -> str:
+        return f",p_min={self.p_min!r}" if self.p_min else ""
 
 
 def _is_number(text: str) -> bool:
     """Whether this is a whole number in the digits of every keyboard: others look alike and are easily misread."""
     return text.isascii() and text.isdecimal()
+
+
+def _is_fraction(text: str) -> bool:
+    """Whether this is a number such as 0.25, 1e-3 or 2."""
+    return re.fullmatch(r"[0-9]*\.?[0-9]+(e-?[0-9]+)?", text) is not None
 
 
 def _check_typed(name: str, value: int) -> None:
@@ -137,26 +161,35 @@ def _check_typed(name: str, value: int) -> None:
         raise UsageError(f"budget: {problem}; {TYPED}.")
 
 
-def _typed_fields(text: str, fields: list[str]) -> dict[str, int]:
-    """The numbers of `nodes=24,depth=6,grow=6,offer=6`. Raises UsageError naming the part that cannot be read."""
-    values: dict[str, int] = {}
-    for part in text.split(","):
-        key, _, value = (piece.strip() for piece in part.partition("="))
-        if not _is_number(value):
-            where = f" in {text!r}" if part != text else ""
-            raise UsageError(f"budget: cannot read {part!r}{where}; {TYPED}.")
-        if key not in fields:
-            raise UsageError(
-                f"budget: unknown field {key!r}{suggest(key, fields)}; the fields are {', '.join(fields)}."
-            )
-        if key in values:
-            raise UsageError(f"budget: {key} is given twice in {text!r}; give it once.")
-        _check_typed(key, int(value))
-        values[key] = int(value)
+def _typed_fields(text: str) -> dict[str, Any]:
+    """The numbers of `nodes=24,depth=6,grow=6,offer=6`. Raises UsageError naming what cannot be read or lacks."""
+    values = _typed_numbers(text, [field.name for field in attrs.fields(Budget)])
     missing = [name for name in ("nodes", "depth", "grow", "offer") if name not in values]
     if missing:
         raise UsageError(
             f"budget: {text!r} lacks {', '.join(missing)}; write all four, as in --budget "
             f"nodes=24,depth=6,grow=6,offer=6, or --budget 24 for a tree of 24 nodes."
         )
+    return values
+
+
+def _typed_numbers(text: str, fields: list[str]) -> dict[str, Any]:
+    """The numbers of `depth=6,p_min=0.2`, of these fields only. Raises UsageError naming the part that is amiss."""
+    values: dict[str, Any] = {}
+    for part in text.split(","):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if equals and key not in fields:
+            raise UsageError(
+                f"budget: unknown field {key!r}{suggest(key, fields)}; the fields are {', '.join(fields)}."
+            )
+        if not (_is_number(value) or (key == "p_min" and _is_fraction(value))):
+            where = f" in {text!r}" if part != text else ""
+            raise UsageError(f"budget: cannot read {part!r}{where}; {TYPED}.")
+        if key in values:
+            raise UsageError(f"budget: {key} is given twice in {text!r}; give it once.")
+        if key == "p_min":
+            values[key] = float(value)
+        else:
+            _check_typed(key, int(value))
+            values[key] = int(value)
     return values

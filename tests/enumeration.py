@@ -8,6 +8,7 @@ tokens.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 
 import torch
@@ -73,7 +74,8 @@ def weights(walk: RejectionWalk, sampler: Rigged) -> Tensor:
     weight = weight * ~(unmade & ~sampler.bits).any(1)
     for chance in sampler.chances:
         weight = weight * chance
-    return weight
+    unforwarded = sampler.draws.shape[1] - len(sampler.chances)  # rows in which no case had a node to grow
+    return weight / math.factorial(sampler.draws.shape[2]) ** unforwarded
 
 
 Law = Callable[[tuple[int, ...]], Tensor]  # the target's next-token probabilities [V] after these tokens

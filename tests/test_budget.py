@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +19,8 @@ small = st.integers(1, 9)
 def budgets(draw: st.DrawFn) -> Budget:
     depth, grow, offer, reconsider = draw(small), draw(small), draw(small), draw(st.integers(0, 4))
     most = Budget(1, depth, grow, offer, reconsider).capacity
-    return Budget(draw(st.integers(1, most)), depth, grow, offer, reconsider)
+    p_min = draw(st.sampled_from([0.0, 0.25]) | st.floats(0, 1, exclude_max=True))
+    return Budget(draw(st.integers(1, most)), depth, grow, offer, reconsider, p_min)
 
 
 def offered(budget: Budget) -> int:
@@ -67,12 +71,21 @@ def test_a_tree_of_any_size_can_be_filled(nodes: int) -> None:
 def test_what_tables_print_can_be_typed(budget: Budget) -> None:
     assert Budget.parse(budget.brief) == budget
     assert Budget.tree(budget.nodes).brief == f"tree:{budget.nodes}" and Budget.chain(4).brief == "chain:4"
+    assert Budget.tree(8, 0.1).brief == "tree:8,p_min=0.1" and Budget.chain(6, 0.25).brief == "chain:6,p_min=0.25"
 
 
 def test_budgets_are_typed_in_three_ways() -> None:
     assert Budget.parse("chain:4") == Budget.chain(4)
     assert Budget.parse(" 24 ") == Budget.parse("tree:24") == Budget.tree(24)
     assert Budget.parse("nodes=24, depth=6, grow=6, offer=5, reconsider=2") == Budget(24, 6, 6, 5, 2)
+
+
+def test_each_may_end_in_a_least_probability() -> None:
+    assert Budget.parse("chain:6, p_min=.25") == Budget.chain(6, 0.25) == attrs.evolve(Budget.chain(6), p_min=0.25)
+    assert Budget.parse("8,p_min=1e-3") == Budget.parse("tree:8,p_min=0.001") == Budget.tree(8, 0.001)
+    assert Budget.parse("nodes=6,depth=4,p_min=0.1,grow=2,offer=3") == Budget(6, 4, 2, 3, p_min=0.1)
+    assert Budget.chain(6, 0.25).is_chain and Budget.chain(6) != Budget.chain(6, 0.25)
+    assert str(Budget.chain(6, 0)) == str(Budget.parse("chain:6,p_min=0")) == "chain:6"
 
 
 REFUSED = {
@@ -91,6 +104,15 @@ REFUSED = {
     "nodes=24,depth=0,grow=6,offer=6": "depth is 0",
     "nodes=24,depth=6,grow=6,six": "cannot read 'six' in 'nodes=24,depth=6,grow=6,six'",
     "nodes=500,depth=2,grow=2,offer=2": "500 nodes can never be filled",
+    "chain:6,p_min=1": "p_min is 1.0, expected a number from 0 to below 1",
+    "chain:6,p_min=20%": "cannot read 'p_min=20%'",
+    "chain:6,p_min=nan": "cannot read 'p_min=nan'",
+    "8,p_min=-0.1": "cannot read 'p_min=-0.1'",
+    "8,": "cannot read ''",
+    "8,p_min=0.1,p_min=0.2": "p_min is given twice",
+    "8,p-min=0.1": "unknown field 'p-min' (did you mean 'p_min'?)",
+    "chain:6,depth=3": "unknown field 'depth'; the fields are p_min",
+    "nodes=24,depth=6.5,grow=6,offer=6": "cannot read 'depth=6.5'",
 }
 
 
@@ -115,5 +137,7 @@ def test_what_is_typed_wrongly_is_answered_with_what_to_type(text: str) -> None:
 def test_fields_are_whole_numbers(value: object) -> None:
     with pytest.raises(UsageError, match="depth is"):
         Budget(nodes=1, depth=value, grow=1, offer=1)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="p_min is"):
+        Budget(nodes=1, depth=1, grow=1, offer=1, p_min={0: 1, 1.5: math.nan}.get(value, value))  # type: ignore[arg-type, call-overload]
     with pytest.raises(UsageError, match="reconsider is -1"):
         Budget(nodes=1, depth=1, grow=1, offer=1, reconsider=-1)

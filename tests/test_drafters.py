@@ -190,7 +190,7 @@ def test_save_load_save_is_byte_equal(name: str, stored: torch.dtype, tmp_path: 
         assert torch.equal(again.vocabulary, drafter.vocabulary)
 
 
-@pytest.mark.parametrize(("packed_dtype", "near"), [("float32", 1e-5), ("bfloat16", 0.1)])
+@pytest.mark.parametrize(("packed_dtype", "near"), [("float32", 1e-5), ("bfloat16", 0.1), ("int8", 0.1)])
 def test_packed_layers_draft_and_save_the_same(tmp_path: Path, packed_dtype: str, near: float) -> None:
     if not packing_works(getattr(torch, packed_dtype)):
         pytest.skip(f"this build of torch cannot pack linear layers in {packed_dtype}")
@@ -210,15 +210,20 @@ def test_packed_layers_draft_and_save_the_same(tmp_path: Path, packed_dtype: str
     assert dense == packed
 
 
-@pytest.mark.parametrize("native", [True, False])
-def test_packed_layers_are_bfloat16_where_the_cpu_multiplies_it(monkeypatch: pytest.MonkeyPatch, native: bool) -> None:
-    if not packing_works(torch.bfloat16):
-        pytest.skip("this build of torch packs no bfloat16")
+@pytest.mark.parametrize(
+    ("native", "kernel", "chosen"), [(True, True, "bfloat16"), (False, True, "int8"), (False, False, "float32")]
+)
+def test_packed_layers_multiply_in_what_is_quickest_here(
+    monkeypatch: pytest.MonkeyPatch, native: bool, kernel: bool, chosen: str
+) -> None:
+    if not packing_works(torch.bfloat16) or not packing_works(torch.int8):
+        pytest.skip("this build of torch packs no bfloat16 or int8")
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: native, raising=False)
+    monkeypatch.setattr("drafterzoo.target.packed.packing_works", lambda dtype: kernel or dtype != torch.int8)
     drafter = random_drafter({"head": "borrowed"})
     assert drafter.packed is None
     drafter.pack()
-    assert drafter.packed == (torch.bfloat16 if native else torch.float32)
+    assert drafter.packed == getattr(torch, chosen)
 
 
 def test_a_packed_dtype_that_this_machine_cannot_multiply_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

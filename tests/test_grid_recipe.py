@@ -168,6 +168,19 @@ def test_a_selection_takes_exactly_the_cells_with_its_values(data):
         assert where.takes(cell) == all(cell[key] == value for key, value in wanted.items())
 
 
+def test_a_least_probability_behind_a_budget_belongs_to_it():
+    tables = make_plan(recipe(budgets=["chain:4", "chain:6", "chain:6,p_min=0.1", "8,p_min=0.1"])).tables
+    facts = [cell for table in tables for cell in table.cell_facts()]
+
+    def taken(text: str) -> set[str]:
+        return {str(cell["budget"]) for cell in facts if Where.parse(text).takes(cell)}
+
+    early, tree = "chain:6,p_min=0.1", "nodes=8,depth=5,grow=6,offer=6,p_min=0.1"
+    assert taken("budget=chain:6") == {"chain:6"} and taken("budget=chain:6,p_min=0.1") == {early}
+    assert taken("p_min=0.1") == {early, tree} and taken("temperature=0,p_min=0") == {"chain:4", "chain:6"}
+    assert taken("budget=chain:4|chain:6,p_min=0.1,seed=0") == {"chain:4", early}
+
+
 # ------------------------------------------------------------------------------------------------- order, cost, dry run
 
 

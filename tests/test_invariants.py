@@ -28,7 +28,7 @@ from tests.tiny import KINDS, tiny_target
 
 PROMPTS = [[5, 6, 7, 5, 6, 9, 5], [3], [11, 4] * 6, [20, 21, 22]]
 NAMES = DRAFTERS.names()
-BUDGETS = [Budget.chain(1), Budget.chain(4), Budget.tree(8), Budget.tree(24)]
+BUDGETS = [Budget.chain(1), Budget.chain(4), Budget.tree(8), Budget.tree(24), Budget.tree(8, 0.02)]
 SAMPLINGS = [
     Sampling(),
     Sampling(temperature=1.0, seed=1),
@@ -120,7 +120,7 @@ def test_rejection_has_the_targets_joint_law(name: str, budget: Budget) -> None:
     assert torch.allclose(found, joint(following, 4, 2), atol=1e-6)
 
 
-@pytest.mark.parametrize("budget", [Budget.chain(3), Budget.tree(8)], ids=str)
+@pytest.mark.parametrize("budget", [Budget.chain(3), Budget.tree(8), Budget.tree(8, 0.02)], ids=str)
 def test_rejection_runs_and_is_the_same_alone_and_in_a_batch(drafter: Drafter, budget: Budget) -> None:
     sampling = Sampling(temperature=1.0, seed=4, verification="rejection")
     together, _ = run(drafter, PROMPTS, Settings(budget, sampling, 16, (2,)), range(4))

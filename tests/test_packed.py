@@ -43,6 +43,23 @@ def test_bfloat16_rounds_the_product_and_gives_the_weight_back(rows):
     assert torch.equal(layer.to_dense(), linear.weight)
 
 
+@pytest.mark.skipif(not packing_works(torch.int8), reason="this build of torch multiplies no int8 weights")
+@pytest.mark.parametrize("width", [48, 64, 7, 130])
+@pytest.mark.parametrize("bias", [False, True])
+def test_int8_rounds_the_product_row_by_row_and_gives_the_weight_back(width, bias):
+    torch.manual_seed(width)
+    linear = nn.Linear(width, 37, bias=bias)
+    linear.weight.data[3] = 0.0  # a row that has no scale
+    layer = PackedLinear(linear, torch.int8)
+    x = torch.randn(2, 50, width)
+    with torch.no_grad():
+        exact, near = linear(x), layer(x)
+        assert near.dtype == torch.float32 and 0 < float((near - exact).norm() / exact.norm()) < 0.015
+        for rows in (1, 2, 3, 8):
+            assert torch.equal(layer(x[:, :rows]), near[:, :rows]), "a row must not depend on the others"
+    assert torch.equal(layer.to_dense(), linear.weight)
+
+
 @needs_packing
 def test_autocast_reaches_packed_layers():
     linear = nn.Linear(48, 37, bias=False)

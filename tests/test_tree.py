@@ -113,13 +113,14 @@ def test_ancestors_are_what_following_parents_gives(budget: Budget, seed: int) -
             assert set(mask[row, i].nonzero()[:, 0].tolist()) == seen
 
 
-def test_growth_is_the_beam_of_a_plain_search() -> None:
+@pytest.mark.parametrize("p_min", [0.0, 0.1, 0.4])
+def test_growth_is_the_beam_of_a_plain_search(p_min: float) -> None:
     """Against a search written with lists: the same frontier at every step, the same cut."""
-    budget, drafter = Budget(nodes=9, depth=4, grow=2, offer=3), Scripted(3, seed=3, n=1)
+    budget, drafter = Budget(nodes=9, depth=4, grow=2, offer=3, p_min=p_min), Scripted(3, seed=3, n=1)
     tree = grown(drafter, budget)
     pool: list[tuple[float, int, int]] = []  # path score, parent, token
     frontier, offered = [-1], []
-    for step in range(budget.depth):
+    for step in range(len(drafter.frontiers)):
         offers = Scripted(3, seed=3, n=1).expand(None, attrs.evolve(drafter.frontiers[step]), None)
         newest = []
         for row, node in enumerate(frontier):
@@ -129,7 +130,9 @@ def test_growth_is_the_beam_of_a_plain_search() -> None:
                 newest.append(len(pool) - 1)
         assert drafter.frontiers[step].nodes[0].tolist() == frontier
         offered.append(newest)
-        frontier = sorted(newest, key=lambda i: (-pool[i][0], i))[: budget.grow]
+        likely = [i for i in newest if math.exp(pool[i][0]) >= p_min]
+        frontier = sorted(likely, key=lambda i: (-pool[i][0], i))[: budget.grow]
+    assert not frontier or len(drafter.frontiers) == budget.depth, "a draft ends where nothing may grow"
     kept = sorted(sorted(range(len(pool)), key=lambda i: (-pool[i][0], i))[: budget.nodes])
     assert tree.tokens[0].tolist() == [pool[i][2] for i in kept]
     assert tree.parents[0].tolist() == [0 if pool[i][1] < 0 else kept.index(pool[i][1]) + 1 for i in kept]

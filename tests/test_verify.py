@@ -139,6 +139,9 @@ SHAPES = {
     "the cut bites": Budget(nodes=4, depth=2, grow=2, offer=2),
     "the cut bites hard": Budget(nodes=3, depth=2, grow=2, offer=3),
     "narrow beam": Budget(nodes=5, depth=3, grow=1, offer=2),
+    "an unsure chain ends early": Budget.chain(3, p_min=0.4),
+    "an unsure tree ends early": Budget(nodes=4, depth=2, grow=2, offer=2, p_min=0.08),
+    "a half-sure tree": Budget(nodes=5, depth=2, grow=2, offer=3, p_min=0.3),
 }
 
 

@@ -48,7 +48,7 @@ def bench(
 ) -> None:
     """Compare drafters with plain decoding on a suite of prompts.
 
-    Example: `drafterzoo bench -d eagle3.1 --suite starter --budget chain:4 --budget tree:8`
+    Example: `drafterzoo bench -d eagle3.1 --suite starter --budget chain:6,p_min=0.1 --budget tree:8`
 
     All rows answer the same prompts in one process, interleaved; plain decoding and `lookup` are always among them.
     Every text is compared with plain decoding's. Raw counters go to a results directory.
@@ -65,8 +65,9 @@ def bench(
         A suite's name (`drafterzoo list suites`) or a JSONL file. Default: starter.
     budget
         What a round may spend, typed as tables print it: `tree:8` (a tree of 8 nodes; `8` for short), `chain:4`, or all
-        of it, `nodes=24,depth=6,grow=6,offer=6`. May be given several times.
-        Default: the drafters' own.
+        of it, `nodes=24,depth=6,grow=6,offer=6`. Behind each may stand `,p_min=0.1`: end a draft early where the
+        drafter gives it less than this chance. May be given
+        several times. Default: the drafters' own.
     max_new_tokens
         Stop each answer after this many tokens at the latest. Default: 128.
     temperature

@@ -47,7 +47,7 @@ def grid(
     where
         Only these cells, and plain decoding with them: `drafter=eagle3.1,budget=tree:8,temperature=0`. All conditions
         must hold; `budget=tree:8|chain:4` means either. Keys: drafter, suite, temperature, batch_size, seed, budget,
-        and a budget's nodes, depth, grow, offer, reconsider.
+        and a budget's nodes, depth, grow, offer, reconsider, p_min.
     dry_run
         Show the plan, and what it costs in time and on disk at most; nothing is loaded or decoded.
     output

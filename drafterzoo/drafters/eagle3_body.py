@@ -42,8 +42,8 @@ class Eagle3Config:
     the draft vocabulary) and saves nothing; "own" stores them in the checkpoint. The four norm flags are those of
     eagle.md 1.2 and 1.3. coupling: weights of log q and of the noise in the coupled score (engine/sampling.py), fitted
     after training. packed_dtype: in what linear layers multiply when they are packed, beside a target that is;
-    "bfloat16" reads half the memory and rounds the products, which changes drafts a little and never the text. "auto"
-    takes it where the CPU multiplies it by itself.
+    "bfloat16" reads half the memory, "int8" a quarter, and both round the products, which changes drafts a little and
+    never the text (target/packed.py). "auto" takes bfloat16 where the CPU multiplies it by itself, int8 elsewhere.
     """
 
     vocab_size: int
@@ -67,7 +67,7 @@ class Eagle3Config:
     head: Literal["own", "borrowed"] = "own"
     embedding: Literal["own", "borrowed"] = "borrowed"
     coupling: tuple[float, float] = (1.0, 1.0)
-    packed_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    packed_dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
 
     def __attrs_post_init__(self) -> None:
         if self.fc_norm and self.norm_before_fc:

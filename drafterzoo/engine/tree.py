@@ -25,12 +25,16 @@ def grow(
 ) -> DraftTree:
     """The drafts of one round below the roots: tokens and positions [n]. The tree holds at most `budget.nodes` nodes.
 
-    One `expand` per draft step. Nothing here synchronises; every width is fixed by the budget.
+    One `expand` per draft step. Nothing here synchronises; every width is fixed by the budget. Only on a CPU, where
+    looking costs nothing, a `p_min` narrows the steps to the nodes that may grow, and ends the draft where none may.
     """
-    growth = Growth(tokens, positions, 1 + drafter.rows_per_round(budget.depth, budget.grow))
+    growth = Growth(tokens, positions, 1 + drafter.rows_per_round(budget.depth, budget.grow), budget.p_min)
     levels = allocation(budget)
+    looks = budget.p_min > 0 and tokens.device.type == "cpu"
     for step in range(budget.depth):
-        frontier = growth.frontier(step, budget.grow)
+        frontier = growth.frontier(step, budget.grow, looks and step > 0)
+        if not frontier.width:
+            break
         offers = drafter.expand(state, frontier, select)
         check_offers(type(drafter), offers, frontier, select)
         growth.add(offers, levels[step])
@@ -67,7 +71,8 @@ class Growth:
     itself.
     """
 
-    def __init__(self, tokens: Tensor, positions: Tensor, rows: int) -> None:
+    def __init__(self, tokens: Tensor, positions: Tensor, rows: int, p_min: float = 0.0) -> None:
+        self.floor = math.log(p_min) if p_min else -math.inf  # of the path of a node that may grow
         n, zeros = len(tokens), torch.zeros_like(tokens)[:, None]
         self.positions = positions
         self.tokens, self.parents, self.depths = tokens[:, None], zeros, zeros
@@ -75,24 +80,35 @@ class Growth:
         self.paths = self.ranks = torch.zeros(n, 1, device=tokens.device)
         self._forwarded = 0  # rows so far
         self._newest = 0  # how many candidates the last step offered
+        self._full = 0  # how many it would have offered, had no frontier been narrow
+        self._skipped = 0  # rows of this step that a narrow frontier leaves out; their numbers stay unused
         self._leveled = False
         # _seen[:, r]: the rows that row r attends.
         self._seen = torch.zeros(n, rows, rows, dtype=torch.bool, device=tokens.device)
         self._q: list[Tensor] = []
 
-    def frontier(self, step: int, width: int) -> Frontier:
-        """The root in step 0; then the `width` best of the newest offers, ties to the one offered first."""
+    def frontier(self, step: int, width: int, narrow: bool = False) -> Frontier:
+        """The root in step 0; then the `width` best of the newest offers, ties to the one offered first.
+
+        narrow: leave out the columns in which no request has a node to grow, which the host must wait for.
+        """
         first = self._forwarded
         if step == 0:
             chosen, self._newest = torch.zeros_like(self.tokens), 1
+            valid = self.ranks > -math.inf
         else:
             offset = self.paths.shape[1] - self._newest
             alive = self.paths[:, offset:]
+            barren = alive < self.floor
             if self._leveled:  # only a node that is sure to be verified may have children
-                alive = alive.masked_fill(self.ranks[:, offset:] == -math.inf, -math.inf)
-            chosen = alive.sort(dim=1, descending=True, stable=True).indices[:, :width] + offset
+                barren = barren | (self.ranks[:, offset:] == -math.inf)
+            best = alive.masked_fill(barren, -math.inf).sort(dim=1, descending=True, stable=True)
+            chosen, valid = best.indices[:, :width] + offset, best.values[:, :width] > -math.inf
+            if narrow:
+                most = int(valid.sum(dim=1).amax())  # the best stand first
+                self._skipped = min(width, self._full) - most
+                chosen, valid = chosen[:, :most], valid[:, :most]
         width = chosen.shape[1]
-        valid = self.ranks.gather(1, chosen) > -math.inf
         return Frontier(
             step=step,
             first_row=first,
@@ -135,7 +151,8 @@ class Growth:
             self._leveled = True
             ranks = _only_best(_no_nan(above + offers.keep.flatten(1)), slots)
         if offers.q is not None:
-            self._q.append(offers.q)
+            # row by row, those left out too
+            self._q += [offers.q, offers.q.new_zeros(n, self._skipped, offers.q.shape[2])]
         self.tokens = torch.cat((self.tokens, offers.tokens.flatten(1)), dim=1)
         self.parents = torch.cat((self.parents, parents), dim=1)
         self.depths = torch.cat((self.depths, self.depths.gather(1, parents) + 1), dim=1)
@@ -143,8 +160,8 @@ class Growth:
         self.rows = torch.cat((self.rows, torch.zeros_like(parents)), dim=1)
         self.paths = torch.cat((self.paths, paths), dim=1)
         self.ranks = torch.cat((self.ranks, ranks), dim=1)
-        self._forwarded += rows
-        self._newest = rows * k
+        self._forwarded += rows + self._skipped  # so a row's number, and its noise, does not depend on the batch
+        self._newest, self._full = rows * k, (rows + self._skipped) * k
 
     def cut(self, nodes: int) -> DraftTree:
         """The best `nodes` candidates, ancestors first, ties to the smaller index; padding stands last."""

@@ -2,11 +2,13 @@
 
     where     = condition ("," condition)*        all must hold
     condition = key "=" value ("|" value)*        one of the values must be the cell's
-    key       = drafter | suite | temperature | batch_size | seed | budget | nodes | depth | grow | offer | reconsider
+    key       = drafter | suite | temperature | batch_size | seed
+              | budget | nodes | depth | grow | offer | reconsider | p_min
 
-`budget=8` and `budget=chain:4` name a budget as it is typed elsewhere; `nodes=24` all budgets of 24 nodes, whatever
-their shape (so `budget=nodes=24,depth=8,grow=6,offer=6` works as it reads). Values of drafter and suite may be shell
-patterns (`eagle*`). A comma inside brackets or quotes belongs to the value. Knows keys and values; nothing of plans or
+`budget=8`, `budget=chain:4` and `budget=chain:6,p_min=0.1` name a budget as it is typed elsewhere; `nodes=24` all
+budgets of 24 nodes, whatever their shape (so `budget=nodes=24,depth=8,grow=6,offer=6` works as it reads). Values of
+drafter and suite may be shell patterns (`eagle*`). A comma inside brackets or quotes belongs to the value. Knows keys
+and values; nothing of plans or
 files.
 """
 
@@ -40,7 +42,7 @@ class Where:
     @classmethod
     def parse(cls, text: str, said: str = "--where", keys: Sequence[str] = KEYS) -> Where:
         """Read a selection; `said` names its place in errors. Raises UsageError for an unknown key or a bare word."""
-        conditions = []
+        conditions: list[tuple[str, tuple[str, ...]]] = []
         for part in _PART.findall(text):
             key, equals, value = (piece.strip() for piece in part.partition("="))
             if key == "budget" and value.partition("=")[0].strip() in SHAPE:
@@ -49,6 +51,9 @@ class Where:
                 raise UsageError(f"{said}: cannot read {part.strip()!r}; write key=value, such as drafter=eagle3.1.")
             if key not in keys:
                 raise UsageError(f"{said}: unknown key {key!r}{suggest(key, keys)}; the keys are {', '.join(keys)}.")
+            if key == "p_min" and conditions and conditions[-1][0] == "budget":  # the end of the last budget named
+                _, (*others, last) = conditions.pop()
+                key, value = "budget", "|".join((*others, f"{last},p_min={value}"))
             conditions.append((key, tuple(option.strip() for option in value.split("|"))))
         if not conditions:
             raise UsageError(f"{said}: it is empty; write key=value, such as drafter=eagle3.1,temperature=0.")

@@ -158,13 +158,15 @@ def by_depth(lines: Mapping[str, Sequence[float | None]], xlabel: str, ylabel: s
 
 
 def shape(text: str) -> str:
-    """chain, tree (of default shape), or the widths of a tree of another shape."""
+    """chain, tree (of default shape), or the widths of a tree of another shape; and where drafts end early."""
     budget = Budget.parse(text)
+    early = f", p ≥ {budget.p_min:g}" if budget.p_min else ""
     if budget.is_chain:
-        return "chain"
+        return "chain" + early
     if short_budget(text).startswith("tree:"):
-        return "tree"
-    return f"tree {budget.depth}·{budget.grow}·{budget.offer}" + (f"·{budget.reconsider}" if budget.reconsider else "")
+        return "tree" + early
+    again = f"·{budget.reconsider}" if budget.reconsider else ""
+    return f"tree {budget.depth}·{budget.grow}·{budget.offer}" + again + early
 
 
 def brief_budget(text: str) -> str:
