@@ -153,3 +153,16 @@ def test_remarks_on_equal_texts(tmp_path):
     assert first == "texts: all 16 equal plain decoding's, token for token" and last.startswith("memory: ")
     assert second == "intervals: of 4 answers they say little; ask at least 5 prompts"
     assert len(remarks({**summary, "answers": 5})) == 2
+
+
+def test_a_speed_up_above_tau_is_doubted(tmp_path):
+    summary = {**measure(tmp_path / "run", FakeDecoder()), "answers": 5}
+    row = summary["rows"][1]
+
+    def with_speed(value):
+        rows = [{**row, "speedup": {**row["speedup"], "value": value}}]
+        return remarks({**summary, "rows": rows})
+
+    assert len(with_speed(row["tau"])) == 2
+    doubt = with_speed(1.5 * row["tau"])[1]
+    assert doubt.startswith(f"doubtful: {row['drafter']}@") and "measure again with nothing beside it" in doubt

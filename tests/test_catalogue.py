@@ -177,7 +177,11 @@ def test_a_folder_whose_name_holds_brackets_is_loaded(name: str, cards: Path, ta
     ("asked", "error", "words"),
     [
         ("dir:{folder}(tap=1)", UsageError, "eagle3.1: no option 'tap' (did you mean 'taps'?)"),
-        ("dir:{folder}(packed_dtype='f32')", UsageError, "options of eagle3.1: key 'packed_dtype' is 'f32'"),
+        (
+            "dir:{folder}(packed_dtype='f32')",
+            UsageError,
+            "'packed_dtype' is 'f32', expected one of 'auto', 'float32', 'bf",
+        ),
         (f"{NAME}(rope_theta=nan)", UsageError, "nan and infinity are no numbers"),
         ("dir:{folder}(packed_dtype=float32)", UsageError, "put text in quotes, as in packed_dtype='token'"),
         ("dir:nowhere(packed_dtype='float32')", CheckpointError, "nowhere: no such folder"),

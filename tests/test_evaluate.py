@@ -448,7 +448,8 @@ def test_what_keeps_rejected_rows_is_refused_before_any_work(
     WRAPPERS.register(Keeping.name, Keeping)
     try:
         bare = build("eagle3.1", target)
-        kept = Keeping(bare, None)
+        kept = Keeping(Plain(bare, None), None)  # what a wrapper holds can, it can
+        assert kept.capabilities == bare.capabilities
         saved = bare.save_pretrained(tmp_path / "saved")
         config = json.loads((saved / "config.json").read_text())
         config |= {"spec": "eagle3.1+test-keeping", "wrappers": [{"name": "test-keeping"}]}
@@ -462,7 +463,7 @@ def test_what_keeps_rejected_rows_is_refused_before_any_work(
                 assert "\n" not in str(caught.value)
         assert main(["evaluate", "-d", "eagle3.1+test-keeping", "-r", str(file)]) == 2
         assert capsys.readouterr().err.count("\n") == 1
-        with pytest.raises(UsageError, match=r"'eagle3\.1\+test-keeping' cannot be replayed"):
+        with pytest.raises(UsageError, match=r"'eagle3\.1\+test-plain\+test-keeping' cannot be replayed"):
             replayed(kept, [Recording(PROMPTS[0], [4, 5])], Settings(Budget.chain(2), Sampling(), 2), [0])
         assert not (tmp_path / "out").exists()
         tokens, _ = decoded(kept, Settings(Budget.chain(2), Sampling(), 6), range(4))

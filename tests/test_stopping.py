@@ -21,8 +21,8 @@ from drafterzoo.errors import DataError
 from drafterzoo.target import Target
 from drafterzoo.training import features, run
 from drafterzoo.training.features import open_cache
-from drafterzoo.training.rollouts import Rollouts, read_rollouts
-from tests.tiny import tiny_target
+from drafterzoo.training.rollouts import Rollouts
+from tests.tiny import tiny_rollouts, tiny_target
 
 VOCAB = 64
 TAPS = (2, 4, 5)
@@ -36,14 +36,7 @@ def target() -> Target:
 
 @pytest.fixture
 def rollouts(tmp_path: Path) -> Rollouts:
-    generator = torch.Generator().manual_seed(3)
-    rows = [torch.randint(3, VOCAB, (10 + i,), generator=generator).tolist() for i in range(12)]
-    lines = [
-        json.dumps({"prompt_ids": ids[:4], "response_ids": ids[4:], "split": "val" if i % 6 == 5 else "train"})
-        for i, ids in enumerate(rows)
-    ]
-    (tmp_path / "rollouts.jsonl").write_text("\n".join(lines) + "\n")
-    return read_rollouts(tmp_path / "rollouts.jsonl", VOCAB)
+    return tiny_rollouts(tmp_path, VOCAB)
 
 
 @pytest.fixture
@@ -205,7 +198,7 @@ import signal, sys, time
 from pathlib import Path
 from drafterzoo.cli import main
 from drafterzoo.training import features, run
-from tests.tiny import tiny_target
+from tests.tiny import tiny_rollouts, tiny_target
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where the tests run in the background
 target = tiny_target("llama")

@@ -341,7 +341,8 @@ def test_list_and_show_tell_what_a_suite_is_and_whether_it_is_here(
     assert main(["list", "suites", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)["suites"]
     assert listed["gsm8k"].startswith("on the Hub; 1319 prompts; ") and "(MIT)" in listed["gsm8k"]
-    assert listed["qa"].startswith("not here; 80 prompts") and listed["starter"].startswith("at hand; 40 prompts")
+    assert listed["qa"].startswith("not here (`drafterzoo show qa` tells more); 80 prompts")
+    assert listed["starter"].startswith("at hand; 40 prompts")
     write(tmp_path / "data" / "gsm8k.jsonl", {"prompt": "A?"})
     assert main(["show", "gsm8k", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)

@@ -29,7 +29,7 @@ from drafterzoo.training.rollouts import Rollouts, read_rollouts
 from drafterzoo.training.run import alone, train
 from drafterzoo.training.trainer import Trainer, learning_rate
 from drafterzoo.training.vocabulary import coverage, frequent_ids
-from tests.tiny import tiny_target
+from tests.tiny import tiny_rollouts, tiny_target
 
 VOCAB = 64
 
@@ -41,16 +41,7 @@ def target() -> Target:
 
 @pytest.fixture
 def rollouts(tmp_path: Path) -> Rollouts:
-    generator = torch.Generator().manual_seed(3)
-    rows = []
-    for i in range(12):
-        ids = torch.randint(3, VOCAB, (10 + i,), generator=generator).tolist()
-        rows.append(
-            {"prompt_ids": ids[:4], "response_ids": ids[4:], "split": "val" if i % 6 == 5 else "train", "source": "t"}
-        )
-    path = tmp_path / "rollouts.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)) + "\n")
-    return read_rollouts(path, VOCAB)
+    return tiny_rollouts(tmp_path, VOCAB)
 
 
 def recipe(**sections: Any) -> Recipe:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from transformers import (
 from drafterzoo.target import Target
 from drafterzoo.target.attention import register
 from drafterzoo.target.packed import pack_linears
+from drafterzoo.training.rollouts import Rollouts, read_rollouts
 
 KINDS = ("llama", "qwen3", "gemma3", "mixtral")
 WINDOW = 8  # of gemma3's sliding layers
@@ -81,3 +84,18 @@ def tiny_target(
     if packed:
         pack_linears(model)
     return Target(model, name=f"tiny-{kind}")
+
+
+def tiny_rollouts(folder: Path, vocab: int = 64) -> Rollouts:
+    """Twelve made-up answers of 6 to 17 tokens in a file of `folder`, two of them held out."""
+    generator = torch.Generator().manual_seed(3)
+    rows = [torch.randint(3, vocab, (10 + i,), generator=generator).tolist() for i in range(12)]
+    lines = [
+        json.dumps(
+            {"prompt_ids": ids[:4], "response_ids": ids[4:], "split": "val" if i % 6 == 5 else "train", "source": "t"}
+        )
+        for i, ids in enumerate(rows)
+    ]
+    path = folder / "rollouts.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    return read_rollouts(path, vocab)

@@ -14,6 +14,7 @@ from cyclopts import Parameter
 from drafterzoo.cli.console import Json, show_found, use_threads
 from drafterzoo.wording import quantity, verb
 
+DOUBTFUL = 1.02  # times τ: a speed-up that batch size 1 cannot reach, but for noise
 FEW_PROMPTS = 5  # resampling fewer whole prompts gives the ends of their own range
 
 
@@ -155,6 +156,13 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
         )
     if lossless["different"] > 10:
         lines.append(f"  and {lossless['different'] - 10} more, in summary.json")
+    for row in summary["rows"]:
+        speed = row["speedup"]["value"]
+        if summary["conditions"]["run"]["batch_size"] == 1 and speed is not None and speed > DOUBTFUL * row["tau"]:
+            lines.append(
+                f"doubtful: {short_cell(row['cell'])} is {speed:.2f}x as fast at τ {row['tau']:.2f}, and no call costs "
+                f"less than plain decoding's: something slowed plain decoding; measure again with nothing beside it"
+            )
     asked = summary["answers"]
     if asked < FEW_PROMPTS:
         lines.append(f"intervals: of {quantity(asked, 'answer')} they say little; ask at least {FEW_PROMPTS} prompts")

@@ -38,7 +38,7 @@ def drawn(results: str) -> Iterator[Any]:
         if block.startswith("|") and len(lines) > 2:
             yield _table(lines)
         elif block.startswith((" ", "* ", "- ")):
-            yield Text(f"{block}\n")
+            yield Text(f"{block}\n", no_wrap=True, overflow="ignore")
         else:
             yield Text(" ".join(lines) + ("" if block.startswith("#") else "\n"))
 

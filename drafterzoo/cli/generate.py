@@ -172,6 +172,8 @@ def follow(chunks: Iterable[Chunk], target: Target, *, quiet: bool, trees: bool)
             if tree is not None and chunk.round is not None:
                 answer.trees.append(describe(tree, root, chunk.tokens[chunk.round.accepted :], target))
                 if not quiet:
+                    if len(answer.trees) == 1:
+                        out().print("✓ accepted; %: the drafter's own chance of the path down to a node", style="dim")
                     out().print(picture(answer.trees[-1], len(answer.trees)))
             if not quiet and not trees:
                 sys.stdout.write(chunk.text)

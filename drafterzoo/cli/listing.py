@@ -72,7 +72,13 @@ def _place(suite: str) -> str:
     """Where a suite's data is."""
     from drafterzoo.evaluation.suites import at_hand
 
-    return "at hand" if at_hand(suite) else "on the Hub" if SUITES.get(suite).hub else "not here"
+    return (
+        "at hand"
+        if at_hand(suite)
+        else "on the Hub"
+        if SUITES.get(suite).hub
+        else f"not here (`drafterzoo show {suite}` tells more)"
+    )
 
 
 def _checkpoints(match: str | None) -> dict[str, str]:

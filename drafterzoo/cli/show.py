@@ -167,10 +167,10 @@ def _print(facts: dict[str, Any]) -> None:
         console.print(Text(f"  options  {typed}, as typed: the config below is shown with them"), soft_wrap=True)
     if not facts["sizes"]:
         console.print(Text("  no weights here"))
-    console.print(Text("  config"))
-    for line in jsonlib.dumps(facts["config"], indent=2, ensure_ascii=False).splitlines():
-        console.print(Text(f"    {line}"), soft_wrap=True)
     _print_results(facts)
+    console.print(Text("\nconfig\n", style="bold"))
+    for line in jsonlib.dumps(facts["config"], indent=2, ensure_ascii=False).splitlines():
+        console.print(Text(f"  {line}"), soft_wrap=True)
 
 
 def _print_results(facts: dict[str, Any]) -> None:
@@ -185,4 +185,4 @@ def _print_results(facts: dict[str, Any]) -> None:
     if facts["results"]:
         console.print(Text("\nresults, as the card gives them\n", style="bold"))
         for part in drawn(facts["results"]):
-            console.print(part)
+            console.print(part, soft_wrap=getattr(part, "no_wrap", None))  # a command is copied as one line

@@ -38,10 +38,11 @@ def follow(tree: DraftTree, depth: int, choice: Callable[[Tensor, int], Tensor])
     walking = torch.ones(n, dtype=torch.bool, device=device)
     next_token = node
     path = [node]
-    for level in range(depth + 1):
+    deepest = min(depth, tree.width)
+    for level in range(deepest + 1):
         token = choice(node, level)
         next_token = torch.where(walking, token, next_token)
-        if level == depth or not tree.width:
+        if level == deepest:
             break
         child = (tree.tokens == token[:, None]) & (tree.parents == node[:, None]) & tree.valid
         walking = walking & child.any(dim=1)

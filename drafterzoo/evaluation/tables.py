@@ -27,7 +27,8 @@ Summary = Mapping[str, Any]
 NOTHING = "-"
 LONGEST_NAME = 20  # characters of a drafter's name in a terminal of 80 columns
 RESULT_COLUMNS = ("drafter", "budget", "τ with\nbonus", "accepted", "speed-up\n[95 %]", "tok/s", "equal\ntexts")
-COST_COLUMNS = ("drafter", "budget", "forwards", "rows", "nodes", "draft ms", "verify ms", "rest ms")
+COST_COLUMNS = ("drafter", "budget", "forwards", "rows", "nodes", "draft\nms", "verify\nms", "rest\nms")
+ONE_LINE = 4  # depths at most whose two figures stand beside each other in a terminal of 80 columns
 
 
 @attrs.frozen
@@ -215,10 +216,11 @@ def _costs(rows: Sequence[Row]) -> Grid:
 
 def _depths(rows: Sequence[Row]) -> Grid:
     deepest = max(len(row["conditional"]) for row in rows)
+    slash = "/" if deepest <= ONE_LINE else "/\n"
     lines = []
     for row in rows:
         if row["conditional"]:
-            cells = [f"{number(c)}/\n{number(s)}" for c, s in zip(row["conditional"], row["survival"], strict=True)]
+            cells = [f"{number(c)}{slash}{number(s)}" for c, s in zip(row["conditional"], row["survival"], strict=True)]
             lines.append((*label(row), *cells, *[NOTHING] * (deepest - len(cells))))
     caption = (
         "Conditional/survival. Conditional: of the rounds that accepted everything above and whose answer went on. "
@@ -235,7 +237,10 @@ def _categories(rows: Sequence[Row]) -> Grid:
     if len(names) < len(rows):  # whichever are fewer stand side by side
         columns = ("drafter", "budget", *(f"{name}\n({answers})" for name, answers in names))
         return Grid("By category", caption, columns, tuple((*label(r), *c) for r, c in zip(rows, cells, strict=True)))
-    columns = ("category", *("\n".join(label(row)).removesuffix(f"\n{NOTHING}") for row in rows))
+    columns = (
+        "category",
+        *("\n".join(label(row)).removesuffix(f"\n{NOTHING}").replace(",p_min", ",\np_min") for row in rows),
+    )
     lines = [(f"{name} ({n})", *(row[i] for row in cells)) for i, (name, n) in enumerate(names)]
     return Grid("By category", caption, columns, tuple(lines), labels=1)
 

@@ -43,6 +43,10 @@ class Wrapper(Drafter):
         self.budget = base.budget
 
     @property
+    def capabilities(self) -> frozenset[str]:  # type: ignore[override]  # what it holds decides, not its class
+        return self.base.capabilities
+
+    @property
     def taps(self) -> tuple[int, ...]:
         return self.base.taps
 

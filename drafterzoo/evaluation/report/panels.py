@@ -98,7 +98,7 @@ def against_budget(lines: Lines, ylabel: str) -> Draw:
         ends: list[End] = []
         shapes: dict[tuple[float, str], list[float]] = {}
         for (name, form), points in lines.items():
-            ends.append(line(canvas, name, points, "--" if form == "chain" else "-"))
+            ends.append(line(canvas, name, points, _stroke(form)))
             shapes.setdefault((ends[-1].x, form), []).append(points[-1][1]["high"] or ends[-1].y)
         nodes = sorted({size for points in lines.values() for size, _ in points})
         axes.set_xscale("log", base=2)
@@ -114,6 +114,12 @@ def against_budget(lines: Lines, ylabel: str) -> Draw:
             _name_shapes(canvas, shapes, nodes[-1])
 
     return draw
+
+
+def _stroke(form: str) -> str:
+    """The stroke of a shape's lines: broken for chains, full for trees, with dots where drafts may end early."""
+    early = "p ≥" in form
+    return (":" if early else "--") if form.startswith("chain") else ("-." if early else "-")
 
 
 def _name_shapes(canvas: Canvas, shapes: Mapping[tuple[float, str], Sequence[float]], last: int) -> None:
