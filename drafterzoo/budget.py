@@ -15,6 +15,7 @@ import attrs
 from drafterzoo.errors import UsageError, suggest
 
 MOST = 4096  # of anything: the mask of a tree of n nodes has n*n entries
+EXPECTED = "a number from 0 to below 1; for example chain:6,p_min=0.1"  # as p_min
 TYPED = "write for example chain:4, or 24 for a tree of 24 nodes, as in --budget chain:4 or --budget 24"
 
 
@@ -26,12 +27,18 @@ def _problem(name: str, value: object, least: int) -> str:
     return f"{name} is {value!r}, expected a whole number {bound}"
 
 
+def _is_probability(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
+
+
+def _plainly(value: Any) -> Any:
+    """A probability as a plain float, which prints as it is typed: numpy's are floats, too, and do not."""
+    return float(value) if _is_probability(value) else value
+
+
 def _probability(instance: object, attribute: attrs.Attribute, value: object) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
-        raise UsageError(
-            f"budget: {attribute.name} is {value!r}, "
-            f"expected a number from 0 to below 1; for example chain:6,p_min=0.1."
-        )
+    if not _is_probability(value):
+        raise UsageError(f"budget: {attribute.name} is {value!r}, expected {EXPECTED}.")
 
 
 def _at_least(minimum: int) -> Callable[[object, attrs.Attribute, object], None]:
@@ -63,7 +70,7 @@ class Budget:
     grow: int = attrs.field(validator=_at_least(1))
     offer: int = attrs.field(validator=_at_least(1))
     reconsider: int = attrs.field(default=0, validator=_at_least(0))
-    p_min: float = attrs.field(default=0.0, validator=_probability)
+    p_min: float = attrs.field(default=0.0, converter=_plainly, validator=_probability)
 
     def __attrs_post_init__(self) -> None:
         if self.nodes > self.capacity:
@@ -116,7 +123,7 @@ class Budget:
             raise UsageError(f"budget: it is empty; {TYPED}.")
         if len(text) > 200:
             raise UsageError(f"budget: cannot read {text[:40]!r}...; {TYPED}.")
-        shape, comma, rest = text.partition(",")
+        shape, comma, rest = (piece.strip() for piece in text.partition(","))
         kind, _, count = ("tree", "", shape) if _is_number(shape) else shape.partition(":")
         if kind not in ("chain", "tree") or not _is_number(count):
             return cls(**_typed_fields(text))
@@ -179,12 +186,12 @@ def _typed_numbers(text: str, fields: list[str]) -> dict[str, Any]:
     for part in text.split(","):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if equals and key not in fields:
-            raise UsageError(
-                f"budget: unknown field {key!r}{suggest(key, fields)}; the fields are {', '.join(fields)}."
-            )
+            there = f"the fields are {', '.join(fields)}" if len(fields) > 1 else f"only {fields[0]} can stand there"
+            raise UsageError(f"budget: unknown field {key!r}{suggest(key, fields)}; {there}.")
         if not (_is_number(value) or (key == "p_min" and _is_fraction(value))):
             where = f" in {text!r}" if part != text else ""
-            raise UsageError(f"budget: cannot read {part!r}{where}; {TYPED}.")
+            wanted = f"expected {EXPECTED}" if key == "p_min" else TYPED
+            raise UsageError(f"budget: cannot read {part!r}{where}; {wanted}.")
         if key in values:
             raise UsageError(f"budget: {key} is given twice in {text!r}; give it once.")
         if key == "p_min":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import attrs
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,7 +86,14 @@ def test_each_may_end_in_a_least_probability() -> None:
     assert Budget.parse("8,p_min=1e-3") == Budget.parse("tree:8,p_min=0.001") == Budget.tree(8, 0.001)
     assert Budget.parse("nodes=6,depth=4,p_min=0.1,grow=2,offer=3") == Budget(6, 4, 2, 3, p_min=0.1)
     assert Budget.chain(6, 0.25).is_chain and Budget.chain(6) != Budget.chain(6, 0.25)
+    assert Budget.parse("8 ,p_min=0.1") == Budget.parse(" tree:8 , p_min = 0.1 ") == Budget.tree(8, 0.1)
     assert str(Budget.chain(6, 0)) == str(Budget.parse("chain:6,p_min=0")) == "chain:6"
+
+
+def test_a_least_probability_is_a_plain_number_whatever_gave_it() -> None:
+    swept = Budget.chain(6, np.linspace(0, 0.5, 3)[1])
+    assert str(swept) == "chain:6,p_min=0.25" and Budget.parse(str(swept)) == swept
+    assert type(swept.p_min) is type(Budget.chain(6, 0).p_min) is float
 
 
 REFUSED = {
@@ -105,13 +113,13 @@ REFUSED = {
     "nodes=24,depth=6,grow=6,six": "cannot read 'six' in 'nodes=24,depth=6,grow=6,six'",
     "nodes=500,depth=2,grow=2,offer=2": "500 nodes can never be filled",
     "chain:6,p_min=1": "p_min is 1.0, expected a number from 0 to below 1",
-    "chain:6,p_min=20%": "cannot read 'p_min=20%'",
+    "chain:6,p_min=20%": "cannot read 'p_min=20%'; expected a number from 0 to below 1; for example chain:6,p_min=0.1",
     "chain:6,p_min=nan": "cannot read 'p_min=nan'",
     "8,p_min=-0.1": "cannot read 'p_min=-0.1'",
     "8,": "cannot read ''",
     "8,p_min=0.1,p_min=0.2": "p_min is given twice",
     "8,p-min=0.1": "unknown field 'p-min' (did you mean 'p_min'?)",
-    "chain:6,depth=3": "unknown field 'depth'; the fields are p_min",
+    "chain:6,depth=3": "unknown field 'depth'; only p_min can stand there",
     "nodes=24,depth=6.5,grow=6,offer=6": "cannot read 'depth=6.5'",
 }
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafterzoo.budget import Budget
@@ -157,6 +157,7 @@ def test_selections_that_meet_nothing_say_what_there_is(text, said):
         make_plan(recipe(), text)
 
 
+@settings(deadline=None)  # the first plan imports what suites need
 @given(st.data())
 def test_a_selection_takes_exactly_the_cells_with_its_values(data):
     tables = make_plan(recipe(temperatures=[0, 0.5, 1], batch_sizes=[1, 2, 4], seeds=[0, 7])).tables
@@ -179,6 +180,8 @@ def test_a_least_probability_behind_a_budget_belongs_to_it():
     assert taken("budget=chain:6") == {"chain:6"} and taken("budget=chain:6,p_min=0.1") == {early}
     assert taken("p_min=0.1") == {early, tree} and taken("temperature=0,p_min=0") == {"chain:4", "chain:6"}
     assert taken("budget=chain:4|chain:6,p_min=0.1,seed=0") == {"chain:4", early}
+    assert taken("budget=chain:6,p_min=0|0.1") == {"chain:6", early}
+    assert taken("budget=chain:6,p_min=.1|chain:4|8,p_min=0.2|0.1") == {"chain:4", early, tree}
 
 
 # ------------------------------------------------------------------------------------------------- order, cost, dry run

@@ -120,7 +120,9 @@ def test_rejection_has_the_targets_joint_law(name: str, budget: Budget) -> None:
     assert torch.allclose(found, joint(following, 4, 2), atol=1e-6)
 
 
-@pytest.mark.parametrize("budget", [Budget.chain(3), Budget.tree(8), Budget.tree(8, 0.02)], ids=str)
+@pytest.mark.parametrize(
+    "budget", [Budget.chain(3), Budget.chain(4, 0.02), Budget.tree(8), Budget.tree(8, 0.02)], ids=str
+)
 def test_rejection_runs_and_is_the_same_alone_and_in_a_batch(drafter: Drafter, budget: Budget) -> None:
     sampling = Sampling(temperature=1.0, seed=4, verification="rejection")
     together, _ = run(drafter, PROMPTS, Settings(budget, sampling, 16, (2,)), range(4))

@@ -60,6 +60,43 @@ def test_int8_rounds_the_product_row_by_row_and_gives_the_weight_back(width, bia
     assert torch.equal(layer.to_dense(), linear.weight)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float64])
+def test_any_input_is_multiplied_and_comes_out_as_it_went_in(dtype, kind):
+    if not packing_works(dtype):
+        pytest.skip("this build of torch has not the operators")
+    torch.manual_seed(0)
+    linear = nn.Linear(70, 37)
+    layer = PackedLinear(linear, dtype)
+    several = (torch.randn(0, 70), torch.randn(2, 0, 70), torch.randn(70), torch.randn(2, 3, 4, 70))
+    views = (torch.randn(70, 5, 2).permute(2, 1, 0), torch.randn(4, 140)[:, ::2], torch.randn(1, 70).expand(5, 70))
+    with torch.no_grad():
+        for x in (*several, *views):
+            x = x.to(kind)
+            y = layer(x)
+            assert y.dtype == kind and y.shape == (*x.shape[:-1], 37)
+            torch.testing.assert_close(y.float(), linear(x.float()), atol=0.04, rtol=0.04)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_a_bias_is_kept_as_it_was(monkeypatch, dtype):
+    """Operators of plain torch stand in, since many a CPU has none for bfloat16."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", lambda weight, rows: weight)
+    monkeypatch.setattr(
+        torch.ops.mkldnn, "_linear_pointwise", lambda x, weight, bias, *_: nn.functional.linear(x, weight, bias)
+    )
+    monkeypatch.setattr(
+        torch, "_weight_int8pack_mm", lambda x, steps, scales: x @ (steps * scales[:, None]).T, raising=False
+    )
+    torch.manual_seed(0)
+    linear = nn.Linear(48, 37)
+    layer = PackedLinear(linear, dtype)
+    assert torch.equal(layer.state_dict()["bias"], linear.bias)
+    x = torch.randn(5, 48)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), linear(x), atol=0.05, rtol=0.05)
+
+
 @needs_packing
 def test_autocast_reaches_packed_layers():
     linear = nn.Linear(48, 37, bias=False)

@@ -26,7 +26,7 @@ from drafterzoo.evaluation.report.collect import collect
 from drafterzoo.evaluation.report.definitions import DEFINITIONS, find
 from drafterzoo.evaluation.report.figures import batch_pictures, section_pictures
 from drafterzoo.evaluation.report.page import titles
-from drafterzoo.evaluation.report.panels import brief_budget
+from drafterzoo.evaluation.report.panels import brief_budget, largest_budgets
 from drafterzoo.evaluation.report.verdicts import judged
 from drafterzoo.evaluation.results import ResultsWriter, read
 from drafterzoo.evaluation.summary import summarise
@@ -578,6 +578,19 @@ def test_budgets_of_other_widths_are_named_briefly_in_figures():
     assert brief_budget("nodes=16,depth=6,grow=3,offer=6") == "tree:16 6·3·6"
     assert brief_budget("nodes=16,depth=6,grow=3,offer=6,reconsider=2") == "tree:16 6·3·6·2"
     assert brief_budget(str(Budget.tree(8))) == "tree:8" and brief_budget("chain:4") == "chain:4"
+
+
+def test_a_budget_that_may_end_early_is_the_smaller_one_and_its_dots_are_explained(tmp_path):
+    budgets = ("chain:3,p_min=0.2", "chain:2", "chain:3", "chain:3,p_min=0.1")
+    made = handmade.conditions(budgets=budgets)
+    handmade.write(tmp_path / "run", handmade.records(budgets=budgets), made)
+    (section,) = collect([tmp_path / "run"]).sections
+    assert section.budgets == ["chain:2", "chain:3,p_min=0.2", "chain:3,p_min=0.1", "chain:3"]
+    assert largest_budgets(section.drafted) == ["chain:3"]
+    (curve,) = [picture for picture in section_pictures(section) if picture.name.endswith("budget-tau")]
+    assert curve.caption.endswith("With dots: drafts end early (p ≥ 0.1; p ≥ 0.2).")
+    handmade.write(tmp_path / "other")
+    assert "dots" not in " ".join(p.caption for p in section_pictures(collect([tmp_path / "other"]).sections[0]))
 
 
 def test_the_dark_page_has_the_light_one_s_pictures_in_its_own_colours():

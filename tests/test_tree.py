@@ -14,7 +14,7 @@ from torch import Tensor
 
 from drafterzoo.budget import Budget
 from drafterzoo.engine.contract import Committed, Counters, DraftTree, Frontier, Offers
-from drafterzoo.engine.tree import allocation, ancestors, grow, narrowed
+from drafterzoo.engine.tree import Growth, allocation, ancestors, grow, narrowed
 
 
 @attrs.define(eq=False)
@@ -22,7 +22,7 @@ class Scripted:
     """A drafter of random scores that remembers its frontiers.
 
     `ties`: every score 0. `extra`: rows beyond the frontier's, which offer once more under the frontier's nodes, as a
-    wrapper would. `gaps`: some offers are none.
+    wrapper would. `gaps`: some offers are none. `drawn`: ranked in the cut by other numbers, as `rejection` does.
     """
 
     offer: int
@@ -31,6 +31,7 @@ class Scripted:
     ties: bool = False
     gaps: bool = False
     extra: int = 0
+    drawn: bool = False
     taps: tuple[int, ...] = ()
     capabilities: frozenset[str] = frozenset()
     counters: Counters = attrs.Factory(Counters)
@@ -61,7 +62,44 @@ class Scripted:
         if self.gaps:
             scores = scores.masked_fill(torch.rand(shape, generator=generator) < 0.3, -math.inf)
         tokens = torch.randint(1, 50, shape, generator=generator)
-        return Offers(nodes, tokens, scores)
+        keep = torch.rand(shape, generator=generator).log().masked_fill(scores == -math.inf, -math.inf)
+        return Offers(nodes, tokens, scores, keep if self.drawn else None)
+
+
+@attrs.define(eq=False)
+class Told(Scripted):
+    """Offers that are a request's own, for the depth and the token they hang under: wherever the node stands.
+
+    `extra` rows offer once more under the root. first: the number of the first request.
+    """
+
+    first: int = 0
+
+    def expand(self, state: object, frontier: Frontier, select: object) -> Offers:
+        self.frontiers.append(frontier)
+        generator = torch.Generator().manual_seed(self.seed)
+        shape = (4, 6, 50, self.offer)  # requests, depths, tokens, children
+        sureness = torch.linspace(0, 0.35, 4).view(4, 1, 1, 1)
+        chances = 0.6 * torch.rand(shape, generator=generator) + sureness
+        tokens = torch.randint(1, 50, shape, generator=generator)
+        nodes, depths, above = frontier.nodes, frontier.positions - ROOTS[self.first :][: self.n, None], frontier.tokens
+        if self.extra and frontier.step:
+            roots = torch.full((self.n, self.extra), -1)
+            nodes = torch.cat((nodes, roots), dim=1)
+            depths = torch.cat((depths, torch.zeros_like(roots)), dim=1)
+            above = torch.cat((above, torch.full_like(roots, frontier.step)), dim=1)
+        at = torch.arange(self.first, self.first + self.n)[:, None], depths, above
+        return Offers(nodes, tokens[at], chances[at].log())
+
+
+ROOTS = torch.tensor([20, 30, 40, 50])
+
+
+def told(budget: Budget, seed: int, first: int, n: int, extra: int) -> tuple[DraftTree, Told]:
+    """The tree of some of the four requests, padding left out, and who drafted it."""
+    drafter = Told(budget.offer, seed, n, extra=extra, first=first)
+    tree = grow(drafter, drafter, budget, torch.full((n,), 7), ROOTS[first : first + n], None)
+    return narrowed(tree, int(tree.valid.sum(1).max())), drafter
 
 
 def grown(drafter: Scripted, budget: Budget) -> DraftTree:
@@ -81,12 +119,14 @@ budgets = st.builds(
 
 
 @settings(max_examples=60, deadline=None)
-@given(budgets, st.integers(0, 5), st.booleans(), st.booleans())
-def test_a_tree_is_a_tree_within_its_budget(budget: Budget, seed: int, ties: bool, gaps: bool) -> None:
-    drafter = Scripted(budget.offer, seed, ties=ties, gaps=gaps)
-    tree = grown(drafter, budget)
-    assert tree.width <= budget.nodes and len(drafter.frontiers) == budget.depth
-    assert gaps or (tree.valid.all() and tree.width == budget.nodes)
+@given(budgets, st.integers(0, 5), st.booleans(), st.booleans(), st.booleans(), st.sampled_from([0.0, 0.05, 0.4]))
+def test_a_tree_is_a_tree_within_its_budget(
+    budget: Budget, seed: int, ties: bool, gaps: bool, drawn: bool, p_min: float
+) -> None:
+    drafter = Scripted(budget.offer, seed, ties=ties, gaps=gaps, drawn=drawn)
+    tree = grown(drafter, attrs.evolve(budget, p_min=p_min))
+    assert tree.width <= budget.nodes and (p_min or len(drafter.frontiers) == budget.depth)
+    assert gaps or drawn or p_min or (tree.valid.all() and tree.width == budget.nodes)
     for row in range(2):
         valid = tree.valid[row].tolist()
         assert valid == sorted(valid, reverse=True), "padding must stand last"
@@ -97,6 +137,7 @@ def test_a_tree_is_a_tree_within_its_budget(budget: Budget, seed: int, ties: boo
             assert int(tree.depths[row, i]) == above + 1 <= budget.depth
             best = 0.0 if parent == 0 else float(tree.scores[row, parent - 1])
             assert float(tree.scores[row, i]) <= best
+            assert parent == 0 or math.exp(best) >= p_min * (1 - 1e-6), "nothing grows below an unlikely node"
 
 
 @settings(max_examples=30, deadline=None)
@@ -226,3 +267,33 @@ def test_requests_do_not_see_each_other(n: int) -> None:
     part = grow(alone, alone, budget, torch.full((n,), 7), torch.tensor([20, 30, 40])[:n], None)
     for field in ("tokens", "parents", "depths", "scores"):
         assert torch.equal(getattr(part, field), getattr(whole, field)[:n])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([(5, 1, 1), (4, 1, 2), (3, 2, 2), (3, 3, 2), (5, 2, 3)]),
+    st.sampled_from([0.05, 0.2, 0.4, 0.7]),
+    st.integers(0, 50),
+    st.integers(0, 2),
+)
+def test_a_least_probability_gives_one_tree_alone_in_a_batch_and_at_fixed_width(
+    widths: tuple[int, int, int], p_min: float, seed: int, extra: int
+) -> None:
+    """Narrow frontiers are the CPU's alone: every other device grows at fixed width, and must grow the same."""
+    depth, beam, offer = widths
+    budget = Budget(Budget(1, depth, beam, offer).capacity, depth, beam, offer, p_min=p_min)
+    together, whole = told(budget, seed, 0, 4, extra)
+    with pytest.MonkeyPatch.context() as patch:
+        narrow = Growth.frontier
+        patch.setattr(Growth, "frontier", lambda self, step, width, _=False: narrow(self, step, width))
+        fixed, wide = told(budget, seed, 0, 4, extra)
+    assert len(wide.frontiers) == depth
+    first_rows = [f.first_row for f in wide.frontiers]
+    assert [f.first_row for f in whole.frontiers] == first_rows[: len(whole.frontiers)], "rows keep their numbers"
+    for request in range(4):
+        alone, single = told(budget, seed, request, 1, extra)
+        assert [f.first_row for f in single.frontiers] == first_rows[: len(single.frontiers)]
+        for tree in (together, fixed):
+            assert int(tree.valid[request].sum()) == int(alone.valid.sum())
+            for field in ("tokens", "parents", "depths", "scores"):
+                assert torch.equal(getattr(tree, field)[request, : alone.width], getattr(alone, field)[0])

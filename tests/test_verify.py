@@ -139,6 +139,7 @@ SHAPES = {
     "the cut bites": Budget(nodes=4, depth=2, grow=2, offer=2),
     "the cut bites hard": Budget(nodes=3, depth=2, grow=2, offer=3),
     "narrow beam": Budget(nodes=5, depth=3, grow=1, offer=2),
+    "fewer verified than grow": Budget(nodes=2, depth=2, grow=2, offer=2),
     "an unsure chain ends early": Budget.chain(3, p_min=0.4),
     "an unsure tree ends early": Budget(nodes=4, depth=2, grow=2, offer=2, p_min=0.08),
     "a half-sure tree": Budget(nodes=5, depth=2, grow=2, offer=3, p_min=0.3),
@@ -146,7 +147,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_rejection_gives_exactly_the_targets_law(shape: str, seed: int) -> None:
     budget = SHAPES[shape]
     target, drafter = table(seed, 3, 1.0), Toy(table(seed + 10, 3, 1.5))

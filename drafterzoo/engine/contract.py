@@ -101,7 +101,9 @@ class Frontier:
 
     Drafters number the rows they forward: row 0 is the root's, and the rows of this step are
     first_row .. first_row+W-1 (`first_row` is 0 in step 0). A wrapper that forwards extra rows numbers them after
-    these.
+    these. W is the same in every round; only on a CPU, under a budget with `p_min`, some rows at the end of a step, or
+    the last steps, may be missing, whose numbers nobody gets then. Where `valid` is False anything may be offered:
+    nothing grows there.
 
     tokens    [n, W] int64  the nodes' tokens (target ids)
     nodes     [n, W] int64  the nodes' ids in the growing pool; -1 is the root

@@ -27,10 +27,12 @@ def grow(
 
     One `expand` per draft step. Nothing here synchronises; every width is fixed by the budget. Only on a CPU, where
     looking costs nothing, a `p_min` narrows the steps to the nodes that may grow, and ends the draft where none may.
+    Not so for a wrapper that forwards rows of its own: they are numbered after the frontier's, and may go on without.
     """
-    growth = Growth(tokens, positions, 1 + drafter.rows_per_round(budget.depth, budget.grow), budget.p_min)
+    rows = drafter.rows_per_round(budget.depth, budget.grow)
+    growth = Growth(tokens, positions, 1 + rows, budget.p_min)
     levels = allocation(budget)
-    looks = budget.p_min > 0 and tokens.device.type == "cpu"
+    looks = budget.p_min > 0 and tokens.device.type == "cpu" and rows <= (budget.depth - 1) * budget.grow
     for step in range(budget.depth):
         frontier = growth.frontier(step, budget.grow, looks and step > 0)
         if not frontier.width:
@@ -67,8 +69,8 @@ class Growth:
     """The pool of candidates of one round. Index 0 is the root, index i+1 the pool's node i.
 
     tokens, parents, depths [n, 1+N] int64; paths [n, 1+N] sums of scores, -inf for no offer; ranks [n, 1+N] what the
-    final cut goes by; sources, rows [n, 1+N]: the row that offered a node, and the row in which it was forwarded
-    itself.
+    final cut goes by; fertile [n, 1+N] the paths of those that may have children, -inf for the others; sources, rows
+    [n, 1+N]: the row that offered a node, and the row in which it was forwarded itself.
     """
 
     def __init__(self, tokens: Tensor, positions: Tensor, rows: int, p_min: float = 0.0) -> None:
@@ -77,12 +79,11 @@ class Growth:
         self.positions = positions
         self.tokens, self.parents, self.depths = tokens[:, None], zeros, zeros
         self.sources, self.rows = zeros, zeros
-        self.paths = self.ranks = torch.zeros(n, 1, device=tokens.device)
+        self.paths = self.ranks = self.fertile = torch.zeros(n, 1, device=tokens.device)
         self._forwarded = 0  # rows so far
         self._newest = 0  # how many candidates the last step offered
         self._full = 0  # how many it would have offered, had no frontier been narrow
         self._skipped = 0  # rows of this step that a narrow frontier leaves out; their numbers stay unused
-        self._leveled = False
         # _seen[:, r]: the rows that row r attends.
         self._seen = torch.zeros(n, rows, rows, dtype=torch.bool, device=tokens.device)
         self._q: list[Tensor] = []
@@ -98,11 +99,7 @@ class Growth:
             valid = self.ranks > -math.inf
         else:
             offset = self.paths.shape[1] - self._newest
-            alive = self.paths[:, offset:]
-            barren = alive < self.floor
-            if self._leveled:  # only a node that is sure to be verified may have children
-                barren = barren | (self.ranks[:, offset:] == -math.inf)
-            best = alive.masked_fill(barren, -math.inf).sort(dim=1, descending=True, stable=True)
+            best = self.fertile[:, offset:].sort(dim=1, descending=True, stable=True)
             chosen, valid = best.indices[:, :width] + offset, best.values[:, :width] > -math.inf
             if narrow:
                 most = int(valid.sum(dim=1).amax())  # the best stand first
@@ -138,17 +135,17 @@ class Growth:
     def add(self, offers: Offers, slots: int) -> None:
         """Take a step's offers in. slots: nodes of this level that `rejection` may verify (see `allocation`).
 
-        Every offer becomes a candidate of its own. Offers of one token under one parent are merged here, if a wrapper
-        makes any (methods.md 1.4).
+        Every offer becomes a candidate of its own, unless its parent may have none: a frontier of fixed width is filled
+        up with such nodes, and who expands them cannot know. Offers of one token under one parent are merged here, if a
+        wrapper makes any (methods.md 1.4).
         """
         n, rows, k = offers.tokens.shape
         parents = (offers.nodes + 1)[..., None].expand(n, rows, k).flatten(1)
         sources = torch.arange(self._forwarded, self._forwarded + rows, device=parents.device)
-        above = self.paths.gather(1, parents)
+        above = self.fertile.gather(1, parents)
         paths = _no_nan(above + offers.scores.flatten(1).clamp(max=0.0))  # never above the parent: ancestors rank first
         ranks = paths
         if offers.keep is not None:
-            self._leveled = True
             ranks = _only_best(_no_nan(above + offers.keep.flatten(1)), slots)
         if offers.q is not None:
             # row by row, those left out too
@@ -160,6 +157,8 @@ class Growth:
         self.rows = torch.cat((self.rows, torch.zeros_like(parents)), dim=1)
         self.paths = torch.cat((self.paths, paths), dim=1)
         self.ranks = torch.cat((self.ranks, ranks), dim=1)
+        barren = (paths < self.floor) | (ranks == -math.inf)  # only what is sure to be verified may have children
+        self.fertile = torch.cat((self.fertile, paths.masked_fill(barren, -math.inf)), dim=1)
         self._forwarded += rows + self._skipped  # so a row's number, and its noise, does not depend on the batch
         self._newest, self._full = rows * k, (rows + self._skipped) * k
 

@@ -8,8 +8,7 @@
 `budget=8`, `budget=chain:4` and `budget=chain:6,p_min=0.1` name a budget as it is typed elsewhere; `nodes=24` all
 budgets of 24 nodes, whatever their shape (so `budget=nodes=24,depth=8,grow=6,offer=6` works as it reads). Values of
 drafter and suite may be shell patterns (`eagle*`). A comma inside brackets or quotes belongs to the value. Knows keys
-and values; nothing of plans or
-files.
+and values; nothing of plans or files.
 """
 
 from __future__ import annotations
@@ -53,8 +52,9 @@ class Where:
                 raise UsageError(f"{said}: unknown key {key!r}{suggest(key, keys)}; the keys are {', '.join(keys)}.")
             if key == "p_min" and conditions and conditions[-1][0] == "budget":  # the end of the last budget named
                 _, (*others, last) = conditions.pop()
-                key, value = "budget", "|".join((*others, f"{last},p_min={value}"))
-            conditions.append((key, tuple(option.strip() for option in value.split("|"))))
+                conditions.append(("budget", (*others, *_ended(last, _options(value)))))
+            else:
+                conditions.append((key, _options(value)))
         if not conditions:
             raise UsageError(f"{said}: it is empty; write key=value, such as drafter=eagle3.1,temperature=0.")
         return cls(text, tuple(conditions))
@@ -78,6 +78,16 @@ class Where:
             raise UsageError(
                 f"{said}: {self.text!r} selects no cell, though every value in it occurs; leave a condition out."
             )
+
+
+def _options(value: str) -> tuple[str, ...]:
+    return tuple(option.strip() for option in value.split("|"))
+
+
+def _ended(budget: str, options: Sequence[str]) -> list[str]:
+    """A budget with each of some values of p_min behind it. What is no such value is a budget of its own."""
+    ends = [not i or option.startswith(("0", ".")) for i, option in enumerate(options)]  # no budget begins like that
+    return [f"{budget},p_min={option}" if end else option for end, option in zip(ends, options, strict=True)]
 
 
 def _fact(facts: Facts, key: str) -> Any:

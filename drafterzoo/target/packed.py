@@ -34,28 +34,27 @@ class PackedLinear(nn.Module):
         else:
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype), _BATCH_HINT)
         self._dense = None if dtype == weight.dtype else weight
-        bias = None if linear.bias is None else linear.bias.detach()
-        if bias is not None and dtype != torch.int8:
-            bias = bias.to(dtype)
-        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        # not rounded: a checkpoint that is saved holds it as it was loaded
+        self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach(), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if (x.requires_grad and torch.is_grad_enabled()) or torch.is_autocast_enabled("cpu"):
             # the packed operator has no derivative, and autocast does not know it
-            return functional.linear(x, self.to_dense(), None if self.bias is None else self.bias.to(x.dtype))
+            return functional.linear(x, self.to_dense(), self._bias(x.dtype))
         if self.dtype == torch.int8:
             return self._multiply_steps(x)
-        if self.dtype != x.dtype:
-            return torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.packed, self.bias, "none", [], "").to(
-                x.dtype
-            )
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        bias = self._bias(self.dtype)
+        return torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.packed, bias, "none", [], "").to(x.dtype)
 
     def _multiply_steps(self, x: Tensor) -> Tensor:
         rows = functional.pad(x.reshape(-1, self.in_features).to(torch.bfloat16), (0, -self.in_features % _MULTIPLE))
         product = torch._weight_int8pack_mm(rows, self.packed, self.scales).to(x.dtype)
         product = product.view(*x.shape[:-1], self.out_features)
-        return product if self.bias is None else product + self.bias
+        bias = self._bias(x.dtype)
+        return product if bias is None else product + bias
+
+    def _bias(self, dtype: torch.dtype) -> Tensor | None:
+        return None if self.bias is None else self.bias.to(dtype)
 
     def to_dense(self) -> Tensor:
         """A dense copy of the weight [out, in], bit-equal to the one that was packed."""

@@ -287,7 +287,8 @@ def _rank(row: Row) -> tuple[Any, ...]:
     if row.plain:
         return (0,)
     budget = row.budget
-    return 1, budget.nodes, not budget.is_chain, row.figures["budget"], -(row.tau.value or 0), row.name
+    size = budget.nodes, not budget.is_chain, -budget.p_min  # a draft that may end early spends less
+    return 1, *size, row.figures["budget"], -(row.tau.value or 0), row.name
 
 
 def _base(name: str, order: Sequence[str]) -> int:

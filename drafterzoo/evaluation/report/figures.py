@@ -24,7 +24,7 @@ from drafterzoo.evaluation.report.panels import (
     ranked,
     ranked_height,
     ranked_told,
-    several_shapes,
+    strokes_told,
     told,
 )
 from drafterzoo.evaluation.tables import conditions_line, interval, number, short_budget
@@ -100,7 +100,7 @@ def _curve(section: Section, what: str) -> Picture:
     return Picture(
         f"{section.number}-budget-{what}",
         title,
-        "Bars: 95 % intervals over prompts." + (" Chains: dashed, or apart." if several_shapes(lines) else ""),
+        f"Bars: 95 % intervals over prompts.{strokes_told(lines)}",
         f"{title}. {said.replace('x [', ' [') if tau else said}.",
         3.5,
         against_budget(lines, "τ, bonus counted" if tau else "speed-up over plain"),

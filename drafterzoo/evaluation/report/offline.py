@@ -190,7 +190,8 @@ def _matched(lines: Sequence[Line]) -> list[Line]:
 
 def _rank(row: OfflineRow) -> tuple[Any, ...]:
     budget = row.budget
-    return budget.nodes, not budget.is_chain, row.figures["budget"], -(row.mal.value or 0), row.name
+    size = budget.nodes, not budget.is_chain, -budget.p_min  # a draft that may end early spends less
+    return *size, row.figures["budget"], -(row.mal.value or 0), row.name
 
 
 def _comparisons(rows: Sequence[OfflineRow]) -> list[OfflineComparison]:

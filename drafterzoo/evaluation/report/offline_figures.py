@@ -23,7 +23,7 @@ from drafterzoo.evaluation.report.panels import (
     ranked,
     ranked_height,
     ranked_told,
-    several_shapes,
+    strokes_told,
     told,
 )
 from drafterzoo.evaluation.tables import short_budget
@@ -62,7 +62,7 @@ def _titled(section: OfflineSection) -> str:
 
 def _curve(section: OfflineSection, entries: Sequence[Ranked]) -> Picture:
     lines = lines_of(entries)
-    caption = "Bars: 95 % intervals over prompts." + (" Chains: dashed, or apart." if several_shapes(lines) else "")
+    caption = f"Bars: 95 % intervals over prompts.{strokes_told(lines)}"
     said = curves_told(lines).replace("x [", " [")
     return _picture(
         section, "budget-mal", "MAL against budget", caption, said, 3.5, against_budget(lines, "MAL, bonus counted")

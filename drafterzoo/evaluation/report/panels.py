@@ -122,6 +122,13 @@ def _stroke(form: str) -> str:
     return (":" if early else "--") if form.startswith("chain") else ("-." if early else "-")
 
 
+def strokes_told(lines: Lines) -> str:
+    """What the strokes of `against_budget` mean, as far as there are several: to be said after a sentence."""
+    said = " Chains: dashed, or apart." if several_shapes(lines) else ""
+    early = sorted({form.partition(", ")[2] for _, form in lines} - {""})
+    return said + (f" With dots: drafts end early ({'; '.join(early)})." if early else "")
+
+
 def _name_shapes(canvas: Canvas, shapes: Mapping[tuple[float, str], Sequence[float]], last: int) -> None:
     """Say above the end of a line which shape its budgets have, unless the drafters beside it all have that one."""
     at_edge = [form for x_end, form in shapes if x_end == last]
