@@ -8,8 +8,7 @@
 `budget=8`, `budget=chain:4` and `budget=chain:6,p_min=0.1` name a budget as it is typed elsewhere; `nodes=24` all
 budgets of 24 nodes, whatever their shape (so `budget=nodes=24,depth=8,grow=6,offer=6` works as it reads). Values of
 drafter and suite may be shell patterns (`eagle*`). A comma inside brackets or quotes belongs to the value. Knows keys
-and values; nothing of plans or
-files.
+and values; nothing of plans or files.
 """
 
 from __future__ import annotations
