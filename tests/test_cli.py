@@ -492,6 +492,8 @@ def test_doctor_reports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys:
     assert target["status"] == "not converted yet" and target["cache folder"] == str(tmp_path)
     assert target["packed linears"].startswith("not available")
     assert facts["device"]["threads"] >= 1 and facts["versions"]["torch"]
+    extras = {"accelerate", "gguf", "jinja2", "matplotlib", "pyarrow", "ray"}  # what pyproject.toml's extras bring
+    assert extras <= facts["versions"].keys()
     assert facts["broken plug-ins"] == {}
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
