@@ -400,6 +400,7 @@ def test_generate_draws_trees(asked: dict[str, Any], capsys: pytest.CaptureFixtu
     assert main(["generate", "Say it.", "--show-tree"]) == 0
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert lines == [
+        "✓ accepted; %: the drafter's own chance of the path down to a node",
         "round 1: 2 of 3 accepted, then .; root  The",
         "├── ␣cat  90.5%  ✓",
         "│   └── ␣sat  60.7%  ✓",

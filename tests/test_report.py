@@ -21,7 +21,7 @@ from drafterzoo.cli import main
 from drafterzoo.errors import DataError, UsageError
 from drafterzoo.evaluation import statistics
 from drafterzoo.evaluation.report import offline_tables, tabulate
-from drafterzoo.evaluation.report.canvas import DARK, LIGHT, Canvas, _apart, recoloured
+from drafterzoo.evaluation.report.canvas import DARK, LIGHT, Canvas, _apart, dodged, recoloured
 from drafterzoo.evaluation.report.collect import collect
 from drafterzoo.evaluation.report.definitions import DEFINITIONS, find
 from drafterzoo.evaluation.report.figures import batch_pictures, section_pictures
@@ -162,14 +162,17 @@ def test_bars_of_several_drafters_stand_beside_each_other():
         return {"value": value, "low": value - 0.1, "high": value + 0.1}
 
     lines = {(name, "chain"): [(4, ratio(1.5)), (8, ratio(1.6))] for name in ("a", "b", "c")}
+    lines["a", "tree"] = [(16, ratio(1.7))]  # alone at its size, where it stands exactly
     axes = Figure().add_subplot()
     against_budget(lines, "τ")(Canvas(axes, LIGHT, ["a", "b", "c"]))
     bars = [
         drawn.get_xdata() for drawn in axes.lines if len(set(drawn.get_xdata())) == 1 and len(drawn.get_xdata()) == 2
     ]
     places = sorted(float(x[0]) for x in bars)
-    assert len(set(places)) == 6 and places[1] == 4 and places[4] == 8
-    assert all(abs(place / size - 1) < 0.05 for place, size in zip(places, [4, 4, 4, 8, 8, 8], strict=True))
+    assert len(set(places)) == 7 and (places[1], places[4], places[6]) == (4, 8, 16)
+    assert all(abs(place / size - 1) < 0.05 for place, size in zip(places[:6], [4, 4, 4, 8, 8, 8], strict=True))
+    many = dodged({name: [(4, None)] for name in range(8)})
+    assert min(many.values())[0] > 0.85 * 4 and max(many.values())[0] < 1.12 * 4, "within the axes"
 
 
 def test_a_row_that_failed_early_does_not_take_the_others_with_it(tmp_path):

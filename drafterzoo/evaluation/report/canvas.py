@@ -11,7 +11,7 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
@@ -21,10 +21,11 @@ from drafterzoo.evaluation.names import short_names
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+K = TypeVar("K")
 WIDTH = 4.6  # inches: one panel, still legible when a phone shows it at 320 pixels
 LONGEST_NAME = 21  # characters of a drafter's name that fit beside a panel; the tables show all
 LEGEND_WIDTH = 54  # characters of a legend's line, each name with four for its marker and the gap
-DODGE = 0.12  # octaves from the first line of a panel to its last, where they stand at one size
+DODGE, WIDEST_DODGE = 0.06, 0.3  # octaves between neighbours at one size, and from the first of them to the last
 MARKERS = "osD^vP*Xp<>h"
 
 
@@ -184,16 +185,32 @@ def whisker(canvas: Canvas, name: str, ratio: Mapping[str, Any], place: float) -
     axes.plot([ratio["value"]], [place], color=colour, marker=canvas.marker(name), markersize=7)
 
 
-def dodges(lines: int) -> list[float]:
-    """What to multiply the sizes of each line by, on an axis of powers of 2, so that no bar hides another's."""
-    return [2 ** (DODGE * (number - (lines - 1) / 2) / max(lines - 1, 1)) for number in range(lines)]
+def dodged(lines: Mapping[K, Sequence[tuple[int, Any]]]) -> dict[K, list[float]]:
+    """Where each point of each line stands on an axis of powers of 2: those at one size beside each other.
+
+    Else a bar would hide another's. lines: (size, anything) of their points.
+    """
+    at: dict[int, list[K]] = {}
+    for key, points in lines.items():
+        for size, _ in points:
+            at.setdefault(size, []).append(key)
+
+    def place(key: K, size: int) -> float:
+        here = at[size]
+        step = min(DODGE, WIDEST_DODGE / max(len(here) - 1, 1))
+        return float(size * 2 ** (step * (here.index(key) - (len(here) - 1) / 2)))
+
+    return {key: [place(key, size) for size, _ in points] for key, points in lines.items()}
 
 
 def line(
-    canvas: Canvas, name: str, points: Sequence[tuple[int, Mapping[str, Any]]], style: str = "-", dodge: float = 1.0
+    canvas: Canvas, name: str, points: Sequence[tuple[int, Mapping[str, Any]]], x: Sequence[float], style: str = "-"
 ) -> End:
-    """A drafter's values over sizes, with a bar for each interval. points: (size, ratio with value, low, high)."""
-    x, y, colour = [size * dodge for size, _ in points], [ratio["value"] for _, ratio in points], canvas.colour(name)
+    """A drafter's values over sizes, with a bar for each interval.
+
+    points: (size, ratio with value, low, high); x: where each of them stands (`dodged`).
+    """
+    y, colour = [ratio["value"] for _, ratio in points], canvas.colour(name)
     canvas.axes.plot(x, y, style, color=colour, marker=canvas.marker(name), markersize=6, linewidth=1.8)
     for place, (_, ratio) in zip(x, points, strict=True):
         if ratio["low"] is not None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drafterzoo.evaluation.conditions import conditions_key
-from drafterzoo.evaluation.report.canvas import Canvas, Picture, beside, dodges, key, line, name_ends, reference
+from drafterzoo.evaluation.report.canvas import Canvas, Picture, beside, dodged, key, line, name_ends, reference
 from drafterzoo.evaluation.report.collect import Collection, Row, Section
 from drafterzoo.evaluation.report.panels import (
     LINE,
@@ -102,7 +102,7 @@ def _curve(section: Section, what: str) -> Picture:
     return Picture(
         f"{section.number}-budget-{what}",
         title,
-        "Bars: 95 % intervals over prompts, moved apart."
+        "Bars: 95 % intervals over prompts, side by side."
         + (" Chains: dashed, or apart." if several_shapes(lines) else ""),
         f"{title}. {said.replace('x [', ' [') if tau else said}.",
         3.5,
@@ -245,8 +245,8 @@ def _batches(sections: Sequence[Section], budget: str) -> Picture:
 
     def draw(canvas: Canvas) -> None:
         axes = canvas.axes
-        moved = zip(lines.items(), dodges(len(lines)), strict=True)
-        ends = [line(canvas, name, points, dodge=dodge) for (name, points), dodge in moved]
+        places = dodged(lines)
+        ends = [line(canvas, name, points, places[name]) for name, points in lines.items()]
         sizes = [_batch_size(section) for section in sections]
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [str(size) for size in sizes])
@@ -264,7 +264,7 @@ def _batches(sections: Sequence[Section], budget: str) -> Picture:
         for name, points in lines.items()
     )
     caption = (
-        "Each over plain decoding at the same batch size. Bars: 95 % intervals over batches of prompts, moved apart."
+        "Each over plain decoding at the same batch size. Bars: 95 % intervals over batches of prompts, side by side."
     )
     sizes = ", ".join(str(_batch_size(section)) for section in sections)
     conditions = {**sections[0].conditions, "run": {**sections[0].conditions["run"], "batch_size": sizes}}

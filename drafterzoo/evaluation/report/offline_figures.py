@@ -63,7 +63,7 @@ def _titled(section: OfflineSection) -> str:
 
 def _curve(section: OfflineSection, entries: Sequence[Ranked]) -> Picture:
     lines = lines_of(entries)
-    caption = "Bars: 95 % intervals over prompts, moved apart." + (
+    caption = "Bars: 95 % intervals over prompts, side by side." + (
         " Chains: dashed, or apart." if several_shapes(lines) else ""
     )
     said = curves_told(lines).replace("x [", " [")

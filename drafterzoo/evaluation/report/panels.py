@@ -16,7 +16,7 @@ from drafterzoo.evaluation.report.canvas import (
     End,
     Picture,
     beside,
-    dodges,
+    dodged,
     edge,
     line,
     name_ends,
@@ -99,8 +99,9 @@ def against_budget(lines: Lines, ylabel: str) -> Draw:
         axes = canvas.axes
         ends: list[End] = []
         shapes: dict[tuple[float, str], list[float]] = {}
-        for ((name, form), points), dodge in zip(lines.items(), dodges(len(lines)), strict=True):
-            ends.append(line(canvas, name, points, _stroke(form), dodge))
+        places = dodged(lines)
+        for (name, form), points in lines.items():
+            ends.append(line(canvas, name, points, places[name, form], _stroke(form)))
             shapes.setdefault((ends[-1].x, form), []).append(points[-1][1]["high"] or ends[-1].y)
         nodes = sorted({size for points in lines.values() for size, _ in points})
         axes.set_xscale("log", base=2)
