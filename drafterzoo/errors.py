@@ -22,6 +22,10 @@ class UsageError(DrafterzooError, ValueError):
     exit_status = 2
 
 
+class NotInstalledError(DrafterzooError):
+    """A package that is not installed here: nothing was asked wrongly, and the message says what to install."""
+
+
 class CheckpointError(DrafterzooError):
     """A checkpoint that is damaged, incomplete, or made for another target."""
 

@@ -1,14 +1,16 @@
 """Progress on stderr for anything that takes more than a moment: how much is done, how fast, the time left, a remark.
 
 Knows rich; nothing of what is being done. On a terminal it is a bar with a remark below it. Where stderr is a file or
-a pipe, it is plain lines, at most one every thirty seconds, and one that says how it ended.
+a pipe, it is plain lines, one every thirty seconds, also while a single unit takes longer than that, and one that says
+how it ended.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rich.console import Console, RenderableType
 from rich.progress import (
@@ -24,7 +26,9 @@ from rich.text import Text
 
 # Text is printed as it stands: what stands in brackets may be part of a path.
 console = Console(stderr=True, highlight=False, markup=False)
-QUIET_SECONDS = 30.0
+QUIET_SECONDS = 30.0  # between two lines
+SLOW_SECONDS = 30.0  # after which a unit at work is worth a word
+POLL_SECONDS = 1.0
 
 
 class Bar:
@@ -33,9 +37,11 @@ class Bar:
     def __init__(self, total: float, unit: str, done: float) -> None:
         self.total, self.unit, self.done = total, unit, done
         self._before, self._began, self._remark = done, time.monotonic(), ""
+        self._advanced = self._began
 
     def __call__(self, amount: float) -> None:
         self.done += amount
+        self._advanced = time.monotonic()
 
     def remark(self, text: str) -> None:
         """Say in a few words what is at work."""
@@ -64,15 +70,20 @@ class Bar:
     def said(self) -> str:
         """All of it in one line: `12 of 40 answers, 0.5 answers/s, 56 s left; eagle3.1 chain:4 on starter`."""
         left = f", {self.speed}, {duration((self.total - self.done) / self.rate)} left" if self.rate else ""
-        return f"{self.count}{left}" + (f"; {self._remark}" if self._remark else "")
+        since = time.monotonic() - self._advanced
+        slow = f", {duration(since)} into the next" if since >= SLOW_SECONDS else ""
+        return f"{self.count}{slow}{left}" + (f"; {self._remark}" if self._remark else "")
 
 
 class _Lines(Bar):
-    """Plain lines, seldom."""
+    """Plain lines, seldom. A thread of its own speaks while whoever reports has nothing to say."""
 
     def __init__(self, total: float, unit: str, done: float) -> None:
         super().__init__(total, unit, done)
         self._spoke = time.monotonic()
+        self._lock, self._over = threading.Lock(), threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
 
     def __call__(self, amount: float) -> None:
         super().__call__(amount)
@@ -82,10 +93,21 @@ class _Lines(Bar):
         super().remark(text)
         self._speak()
 
+    def close(self) -> None:
+        """No line comes after this."""
+        self._over.set()
+        self._watcher.join()
+
+    def _watch(self) -> None:
+        with suppress(OSError, ValueError):  # stderr has gone: whoever reports will find out and say so
+            while not self._over.wait(max(QUIET_SECONDS - (time.monotonic() - self._spoke), POLL_SECONDS)):
+                self._speak()
+
     def _speak(self) -> None:
-        if time.monotonic() - self._spoke >= QUIET_SECONDS:
-            console.print(self.said(), soft_wrap=True)
-            self._spoke = time.monotonic()
+        with self._lock:
+            if time.monotonic() - self._spoke >= QUIET_SECONDS:
+                console.print(self.said(), soft_wrap=True)
+                self._spoke = time.monotonic()
 
 
 class _Drawn(Bar):
@@ -123,6 +145,7 @@ def progress(title: str, total: float, unit: str = "tokens", done: float = 0) ->
         try:
             yield lines
         finally:
+            lines.close()
             console.print(f"{lines.count} in {duration(lines.seconds)}", soft_wrap=True)
         return
     columns = (

@@ -13,6 +13,7 @@ from drafterzoo.cli import main
 from drafterzoo.cli.bench import remarks
 from drafterzoo.errors import UsageError
 from drafterzoo.evaluation import runner
+from drafterzoo.evaluation.conditions import Settings
 from drafterzoo.evaluation.recipes import KINDS, read_bench_recipe
 from drafterzoo.resources import folder
 
@@ -151,13 +152,25 @@ def test_remarks_on_equal_texts(tmp_path):
     summary = measure(tmp_path / "run", FakeDecoder())
     first, second, last = remarks(summary)
     assert first == "texts: all 16 equal plain decoding's, token for token" and last.startswith("memory: ")
-    assert second == "intervals: of 4 answers they say little; ask at least 5 prompts"
-    assert len(remarks({**summary, "answers": 5})) == 2
+    assert second == "intervals: of 4 prompts they say little; ask at least 5 prompts"
+    assert len(remarks({**summary, "rows": [resampled(row, 5) for row in summary["rows"]]})) == 2
+
+
+def resampled(row, clusters):
+    return {**row, "speedup": {**row["speedup"], "clusters": clusters}}
+
+
+def test_what_is_resampled_counts_and_not_how_many_answers_there_are(tmp_path):
+    turns = measure(tmp_path / "a", FakeDecoder(), Settings(max_new_tokens=16, warmup=0, turns="all"))
+    assert turns["answers"] == 5 and any("of 4 prompts they say little" in line for line in remarks(turns))
+    batches = measure(tmp_path / "b", FakeDecoder(), Settings(max_new_tokens=16, warmup=0, batch_size=3))
+    said = "intervals: of 2 batches they say little; ask at least 15 prompts, or in smaller batches"
+    assert said in remarks(batches)
 
 
 def test_a_speed_up_above_tau_is_doubted(tmp_path):
-    summary = {**measure(tmp_path / "run", FakeDecoder()), "answers": 5}
-    row = summary["rows"][1]
+    summary = measure(tmp_path / "run", FakeDecoder())
+    row = resampled(summary["rows"][1], 5)
 
     def with_speed(value):
         rows = [{**row, "speedup": {**row["speedup"], "value": value}}]

@@ -400,6 +400,7 @@ def test_generate_draws_trees(asked: dict[str, Any], capsys: pytest.CaptureFixtu
     assert main(["generate", "Say it.", "--show-tree"]) == 0
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert lines == [
+        "✓ accepted; %: the drafter's own chance of the path down to a node",
         "round 1: 2 of 3 accepted, then .; root  The",
         "├── ␣cat  90.5%  ✓",
         "│   └── ␣sat  60.7%  ✓",
@@ -492,6 +493,8 @@ def test_doctor_reports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys:
     assert target["status"] == "not converted yet" and target["cache folder"] == str(tmp_path)
     assert target["packed linears"].startswith("not available")
     assert facts["device"]["threads"] >= 1 and facts["versions"]["torch"]
+    extras = {"accelerate", "gguf", "jinja2", "matplotlib", "pyarrow", "ray"}  # what pyproject.toml's extras bring
+    assert extras <= facts["versions"].keys()
     assert facts["broken plug-ins"] == {}
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out

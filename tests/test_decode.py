@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from drafterzoo.budget import Budget
+from drafterzoo.drafters.eagle31 import Eagle31
 from drafterzoo.engine.coupling import collect
 from drafterzoo.engine.decode import Batch, Emission, Settings, decode
 from drafterzoo.engine.sampling import Sampling
@@ -176,3 +178,27 @@ def test_coupling_samples_hold_what_the_target_chose(target: Target) -> None:
     assert agreeing > 0.8, "an oracle coupled with the right noise nearly always leads with the choice"
     with pytest.raises(UsageError, match="noise"):
         collect(oracle, target, prompts[:1], GREEDY)
+    with pytest.raises(UsageError, match="every answer ended with its first token"):
+        collect(oracle, target, prompts[:1], sampling, max_new_tokens=1)
+
+
+class Lifted(TorchDispatchMode):
+    """Counts tensors that are made from numbers of the host: on a device each is waited for."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten.lift_fresh.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("rule", ["match", "rejection"])
+def test_nothing_in_a_round_is_made_from_numbers_of_the_host(rule: str) -> None:
+    drafter = Eagle31.create(tiny_target(), draft_vocab_size=40)
+    settings = Settings(Budget.tree(8), Sampling(temperature=1.0, verification=rule), 40)
+    batch = Batch(drafter, drafter.target, PROMPTS, settings, range(len(PROMPTS)))
+    batch.prefill()
+    for _ in range(3):
+        with Lifted() as lifted:
+            batch.round()
+        assert lifted.count <= 1, "which requests are alive is told to the device once, at the end"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from drafterzoo.errors import CheckpointError, DrafterzooError, UsageError
+from drafterzoo.errors import CheckpointError, DrafterzooError, NotInstalledError
 from drafterzoo.target import embedded, load_target
 
 
@@ -139,7 +139,7 @@ def test_missing_and_damaged_packages(source):
     with pytest.raises(CheckpointError, match="force-reinstall"):
         embedded.ensure_converted(convert)
     source.unlink()
-    with pytest.raises(UsageError, match=r"drafterzoo\[smollm2\]"):
+    with pytest.raises(NotInstalledError, match=r"drafterzoo\[smollm2\]"):
         embedded.ensure_converted(convert)
     assert "missing" in embedded.status()
 

@@ -516,6 +516,15 @@ def test_a_broken_line_is_named(target: Target, pair: list[Drafter], tmp_path: P
 # ------------------------------------------------------------------------------------------------------------ the verb
 
 
+def test_progress_names_the_batch_whose_rows_need_not_be_neighbours(
+    target: Target, pair: list[Drafter], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr("drafterzoo.progress.QUIET_SECONDS", 0.0)  # every line
+    file = write_rollouts(tmp_path / "r.jsonl", target)
+    drafterzoo.evaluate(pair[0], file, budget="chain:2", batch_size=3, out=tmp_path / "out", show_progress=True)
+    assert " chain:2 on 3 rollouts, batch 1 of " in capsys.readouterr().err
+
+
 def test_the_verb_prints_tables_or_json(
     target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from drafterzoo.cli import main
 from drafterzoo.drafters.lookup import Lookup
-from drafterzoo.errors import CheckpointError, DataError, UsageError
+from drafterzoo.errors import CheckpointError, DataError, NotInstalledError, UsageError
 from drafterzoo.evaluation import grid_folder, grid_summary
 from drafterzoo.evaluation.grid import grid
 from drafterzoo.evaluation.results import read
@@ -217,7 +217,7 @@ def test_a_failing_cell_is_recorded_the_rest_goes_on_and_a_rerun_tries_again(sin
     moody.mood = None
     assert main(["grid", str(text), "--out", str(tmp_path / "out")]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "all 40 equal plain decoding, token for token" in said and "failed" not in said
+    assert "all 40 equal plain decoding's, token for token" in said and "failed" not in said
     assert not (tmp_path / "out" / "failures.json").exists()
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["complete"]
 
@@ -376,6 +376,6 @@ def test_two_raylets_give_the_same_files(whole, recipe, tmp_path):
 
 def test_ray_that_is_not_there_is_said(recipe, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UsageError, match=r"pip install 'drafterzoo\[ray\]'"):
+    with pytest.raises(NotInstalledError, match=r"pip install 'drafterzoo\[ray\]'"):
         grid(recipe, out=tmp_path / "out", ray="auto")
     assert not (tmp_path / "out").exists()

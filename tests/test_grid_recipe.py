@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from drafterzoo.budget import Budget
 from drafterzoo.cli import main
-from drafterzoo.errors import UsageError
+from drafterzoo.errors import NotInstalledError, UsageError
 from drafterzoo.evaluation.grid_plan import costs, make_plan, schedule
 from drafterzoo.evaluation.grid_recipe import build_grid_recipe, read_grid_recipe
 from drafterzoo.evaluation.selection import Where
@@ -280,7 +281,23 @@ def test_the_dry_run_is_readable(capsys, tmp_path, monkeypatch):
     said = " ".join(capsys.readouterr().out.split())
     for words in ("starter 0 1 0 16 2 32 1,536 70 s", "in all", "rows: plain decoding, eagle3.1@", "22 tokens/s"):
         assert words in said
+    time = said[said.index("time: ") :]  # what leaves prefill out is no bound
+    assert "prefill and warm-up come on top" in time and "at most" not in time
     assert not list(tmp_path.iterdir())
+
+
+def test_a_parquet_file_is_a_suite_that_an_extra_counts(tmp_path, monkeypatch):
+    path = tmp_path / "mine.parquet"
+    path.write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (table,) = make_plan(recipe(suites=[str(path)])).tables
+    assert table.name == "mine_T0_n1_seed0"
+    with pytest.raises(NotInstalledError, match=r"pip install 'drafterzoo\[suites\]', or say under \[estimate\]"):
+        costs(make_plan(recipe(suites=[str(path)])))
+    (cost,) = costs(make_plan(recipe(suites=[str(path)], estimate={"prompts": {str(path): 7}})))
+    assert cost.load.prompts == 7
+    with pytest.raises(UsageError, match=r"suite file mine\.parquet does not exist"):
+        costs(make_plan(recipe(suites=["mine.parquet"])))
 
 
 def test_mistakes_on_the_command_line(capsys):

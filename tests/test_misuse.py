@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -121,6 +122,10 @@ def test_a_complaint_names_the_drafter_once_and_rightly(name: str) -> None:
     with pytest.raises(UsageError) as caught:
         DRAFTERS.get(name).create(tiny_target(), head_dim=7)
     assert str(caught.value).startswith(f"options of {name}: head_dim=7 cannot be rotated")
+    config = DRAFTERS.get(name).default_config(tiny_target())
+    with pytest.raises(UsageError) as caught:  # wherever else a config is built, whoever builds it says for which
+        attrs.evolve(config, head_dim=7)
+    assert str(caught.value).startswith("head_dim=7 cannot be rotated")
 
 
 # -- checkpoints -----------------------------------------------------------------------------------------------------

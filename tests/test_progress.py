@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 
 import pytest
 from rich.console import Console
@@ -45,6 +46,28 @@ def test_what_is_there_already_makes_nothing_look_faster(clock, capsys):
     _, one, end = lines(capsys)
     assert one == "92 of 100 answers, 0.05 answers/s, 3 min left"
     assert end == "92 of 100 answers in 40 s"
+
+
+def test_a_slow_answer_gives_signs_of_life(monkeypatch, capsys):
+    monkeypatch.setattr(module, "QUIET_SECONDS", 0.05)
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(module, "SLOW_SECONDS", 0.0)
+    with progress("slow", 4, "answers", done=1) as bar:
+        bar.remark("lookup chain:4 on starter, prompt 2 of 4")
+        time.sleep(0.4)  # nothing is reported
+    _, *several, end = lines(capsys)
+    assert several[-1] == "1 of 4 answers, 0 s into the next; lookup chain:4 on starter, prompt 2 of 4"
+    assert len(several) >= 3 and end == "1 of 4 answers in 0 s"
+
+
+def test_how_long_a_slow_answer_is_at_work(clock):
+    bar = module.Bar(40, "answers", 12)
+    clock.now += 29
+    assert bar.said() == "12 of 40 answers"
+    clock.now += 66
+    assert bar.said() == "12 of 40 answers, 2 min into the next"
+    bar(1)
+    assert "into the next" not in bar.said()
 
 
 def test_the_end_is_told_when_it_is_stopped_too(clock, capsys):

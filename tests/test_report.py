@@ -21,12 +21,13 @@ from drafterzoo.cli import main
 from drafterzoo.errors import DataError, UsageError
 from drafterzoo.evaluation import statistics
 from drafterzoo.evaluation.report import offline_tables, tabulate
-from drafterzoo.evaluation.report.canvas import DARK, LIGHT, _apart, recoloured
+from drafterzoo.evaluation.report.canvas import DARK, LIGHT, Canvas, _apart, dodged, recoloured
 from drafterzoo.evaluation.report.collect import collect
 from drafterzoo.evaluation.report.definitions import DEFINITIONS, find
 from drafterzoo.evaluation.report.figures import batch_pictures, section_pictures
+from drafterzoo.evaluation.report.offline_figures import offline_pictures
 from drafterzoo.evaluation.report.page import titles
-from drafterzoo.evaluation.report.panels import brief_budget, largest_budgets
+from drafterzoo.evaluation.report.panels import against_budget, brief_budget, largest_budgets
 from drafterzoo.evaluation.report.verdicts import judged
 from drafterzoo.evaluation.results import ResultsWriter, read
 from drafterzoo.evaluation.summary import summarise
@@ -116,6 +117,62 @@ def test_answers_that_not_every_row_has_are_left_out_and_said(tmp_path):
     assert collection.remarks == [
         "run: 1 answer is left out, since not every row has them.", "run is unfinished: 1 of 2 prompts is shown.",
     ]  # fmt: skip
+
+
+def test_runs_of_one_section_are_shown_on_the_prompts_that_all_of_them_have(tmp_path):
+    some = [one for one in handmade.records(("poor",)) if one.prompt == "p2"]
+    handmade.write(tmp_path / "a", handmade.records(("good",)), handmade.conditions(("good",)))
+    handmade.write(tmp_path / "b", some, handmade.conditions(("poor",)))
+    collection = collect([tmp_path])
+    (section,) = collection.sections
+    assert [{(r.prompt, r.turn) for r in row.records} for row in section.rows] == [{("p2", 0)}] * 3
+    assert [(row.name, row.figures["tau"]) for row in section.rows] == [("none", 1.0), ("good", 3.0), ("poor", 1.0)]
+    assert section.partial == "1 of 2 prompts is shown"
+    assert collection.remarks == [
+        "a: 2 answers are left out, since not every run beside it has them.",
+        "b is unfinished: 1 of 2 prompts is shown.",
+    ]
+    handmade.write(tmp_path / "c", [r for r in handmade.records() if r.prompt == "p1"])
+    with pytest.raises(DataError, match="have no prompt in common; report on them one by one"):
+        collect([tmp_path])
+
+
+def test_a_part_of_a_run_says_so_beside_every_number(tmp_path, undrawn):
+    handmade.write(tmp_path / "whole")
+    handmade.write(tmp_path / "part", handmade.records()[:-1], handmade.conditions(sampling__temperature=1.0))
+    handmade.write_evaluation(tmp_path / "counted", handmade.lines()[:2])
+    collection = collect([tmp_path])
+    part, whole = collection.sections
+    for picture in section_pictures(whole):
+        assert "shown" not in picture.caption and picture.conditions.startswith("toy: 2 prompts, all turns")
+    for picture in section_pictures(part):
+        assert picture.caption.endswith(" 1 of 2 prompts is shown.")
+        assert picture.conditions.startswith("toy: 1 of 2 prompts, all turns")
+    for picture in offline_pictures(collection.offline[0]):
+        assert picture.caption.endswith(" 1 of 2 rollouts is shown.") and ": 1 of 2 rollouts of" in picture.conditions
+    page = drafterzoo.report(tmp_path).page.read_text(encoding="utf-8")
+    assert page.count("toy: 2 prompts, all turns") == page.count("toy: 1 of 2 prompts, all turns") == 1
+    assert page.count('<p class="note">1 of 2 prompts is shown.</p>') >= 4
+
+
+def test_bars_of_several_drafters_stand_beside_each_other():
+    from matplotlib.figure import Figure
+
+    def ratio(value):
+        return {"value": value, "low": value - 0.1, "high": value + 0.1}
+
+    lines = {(name, "chain"): [(4, ratio(1.5)), (8, ratio(1.6))] for name in ("a", "b", "c")}
+    lines["a", "tree"] = [(16, ratio(1.7))]  # alone at its size, where it stands exactly
+    axes = Figure().add_subplot()
+    against_budget(lines, "τ")(Canvas(axes, LIGHT, ["a", "b", "c"]))
+    bars = [
+        drawn.get_xdata() for drawn in axes.lines if len(set(drawn.get_xdata())) == 1 and len(drawn.get_xdata()) == 2
+    ]
+    places = sorted(float(x[0]) for x in bars)
+    assert len(set(places)) == 7 and (places[1], places[4], places[6]) == (4, 8, 16)
+    assert all(abs(place / size - 1) < 0.05 for place, size in zip(places[:6], [4, 4, 4, 8, 8, 8], strict=True))
+    many = dodged({name: [(4, None)] for name in range(8)})
+    assert min(many.values())[0] > 0.85 * 4 and max(many.values())[0] < 1.12 * 4, "within the axes"
 
 
 def test_a_row_that_failed_early_does_not_take_the_others_with_it(tmp_path):
@@ -368,6 +425,18 @@ def lab(rgb):
 def contrast(a, b):
     dark, light = sorted(linear(colour) @ [0.2126, 0.7152, 0.0722] for colour in (a, b))
     return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
+def test_a_hue_means_a_drafter_and_parts_of_a_round_are_greys(theme):
+    assert not set(theme.parts) & set(theme.colours[: -len(theme.parts)])
+    for colour in theme.parts:
+        channels = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+        assert max(channels) - min(channels) < 25
+    drafter, target, rest = theme.parts
+    for part, text in ((drafter, theme.surface), (target, theme.surface), (rest, theme.ink)):
+        assert contrast(part, text) >= 4.5  # the number within a bar
+    assert contrast(drafter, target) > 1.6 and contrast(target, rest) > 1.6
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
@@ -675,7 +744,8 @@ def test_a_missing_extra_is_named(tmp_path, capsys, monkeypatch, package):
         return ordinary(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    said = refused(capsys, tmp_path / "run")[1]
+    status, said = refused(capsys, tmp_path / "run")
+    assert status == 1  # nothing was asked wrongly
     assert said.endswith(f" {package}, which is not installed; type: pip install 'drafterzoo[plots]'.")
 
 

@@ -184,6 +184,16 @@ def test_a_lossy_drafter_is_caught_and_explained(tmp_path, slope, ties):
     assert ("3/4 (1 tie)" if ties else "3/4 |") in tables.markdown(summary)
 
 
+def test_a_difference_that_a_filter_made_has_no_gap_and_costs_no_summary(tmp_path):
+    """Infinity is no JSON: the summary of a whole run would be lost to it."""
+    target = FakeTarget()
+    target.slope = 2.0  # of the tokens, the two highest alone pass the filter
+    settings = Settings(max_new_tokens=16, warmup=0, temperature=1.0, top_k=2)
+    summary = measure(tmp_path / "a", FakeDecoder(lossy="quick"), settings, target=target)
+    assert summary["lossless"]["different"] == 2 and read(tmp_path / "a").summary is not None
+    assert [(place["gap"], place["tie"]) for place in summary["lossless"]["differences"]] == [(None, False)] * 2
+
+
 def test_rejection_when_sampling_does_not_compare_texts(tmp_path):
     settings = Settings(max_new_tokens=16, warmup=0, verification="rejection", temperature=1.0)
     summary = measure(tmp_path / "a", FakeDecoder(lossy="quick"), settings)
@@ -254,9 +264,11 @@ def test_batches_are_groups_and_repeats_are_lines(tmp_path):
 def test_a_prompt_that_cannot_fit_is_refused_before_anything_is_decoded(tmp_path):
     decoder = FakeDecoder()
     with pytest.raises(
-        UsageError, match=r"prompt 'p0' of toy has 2 tokens, and 99 new ones .* do not fit the 100 positions"
+        UsageError, match=r"prompt 'p0' of toy has 2 tokens, and 99 new ones do not fit the 100 positions"
     ):
         measure(tmp_path / "a", decoder, Settings(max_new_tokens=99))
+    with pytest.raises(UsageError, match=r"prompt 'p1' of toy .* and 50 new ones for each of 2 turns do not fit"):
+        measure(tmp_path / "a", decoder, Settings(max_new_tokens=50, turns="all"))
     assert not decoder.calls and not (tmp_path / "a").exists()
 
 

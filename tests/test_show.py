@@ -180,6 +180,12 @@ def card(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_a_tau_that_is_no_number_is_shown_as_it_stands(card: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (card / "config.json").write_text('{"training": {"held_out_tau": {"chain:4": "high", "chain:2": null}}}')
+    text = shown(capsys, f"dir:{card}")
+    assert "tau high at chain:4" in text and "tau None at chain:2" in text
+
+
 def test_the_results_of_a_card_are_shown(card: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (card / "README.md").write_text(
         "# x\n\nSold as 9.99.\n\n## Results\n\nGreedy:\n\n| budget | all |\n|---|---:|\n| a \\| b [c] | 2.42 |\n\n"

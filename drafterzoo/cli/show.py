@@ -181,7 +181,8 @@ def _print_results(facts: dict[str, Any]) -> None:
     training = facts["config"].get("training")
     taus = training.get("held_out_tau") if isinstance(training, dict) else None
     for budget, tau in (taus if isinstance(taus, dict) else {}).items():
-        console.print(Text(f"  tau {tau:.2f} at {budget} on held-out prompts, when it was trained"), soft_wrap=True)
+        said = f"{tau:.2f}" if isinstance(tau, int | float) else str(tau)  # anybody's config may hold anything
+        console.print(Text(f"  tau {said} at {budget} on held-out prompts, when it was trained"), soft_wrap=True)
     if facts["results"]:
         console.print(Text("\nresults, as the card gives them\n", style="bold"))
         for part in drawn(facts["results"]):

@@ -69,47 +69,44 @@ class Eagle3Config:
     coupling: tuple[float, float] = (1.0, 1.0)
     packed_dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
 
+    # Several drafters share this config: whoever builds one says for which, and the messages here name none.
+
     def __attrs_post_init__(self) -> None:
         if self.fc_norm and self.norm_before_fc:
-            raise UsageError(
-                "eagle3: fc_norm and norm_before_fc exclude each other (eagle.md 1.3); set one of them to false."
-            )
-        for name in ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "rope_theta"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise UsageError(f"eagle3: {name}={getattr(self, name)}, expected a number above zero.")
-        # a damaged config must not be answered by allocating until the machine gives up
-        for name, most in (("num_layers", MOST_LAYERS), *((name, WIDEST) for name in WIDTHS)):
-            if getattr(self, name) > most:
-                raise UsageError(f"eagle3: {name}={getattr(self, name)}, expected at most {most}.")
-        if self.head_dim % 2:
-            raise UsageError(f"eagle3: head_dim={self.head_dim} cannot be rotated in pairs; give an even number.")
+            raise UsageError("fc_norm and norm_before_fc exclude each other (eagle.md 1.3); set one of them to false.")
+        self._check_sizes()
         if not (self.rms_norm_eps >= 0 and all(0 < weight < math.inf for weight in self.coupling)):
             raise UsageError(
-                f"eagle3: rms_norm_eps={self.rms_norm_eps} and coupling={list(self.coupling)}, expected an eps that is "
-                f"not negative and two weights above zero."
-            )
-        if self.num_heads % self.num_kv_heads:
-            raise UsageError(
-                f"eagle3: num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}."
-            )
-        if not self.taps or self.num_layers < 1:
-            raise UsageError(
-                "eagle3: at least one tap and one layer are needed, for example taps=(2, 15, 27), num_layers=1."
+                f"rms_norm_eps={self.rms_norm_eps} and coupling={list(self.coupling)}, expected an eps that is not "
+                f"negative and two weights above zero."
             )
         if len(set(self.taps)) < len(self.taps):
             raise UsageError(
-                f"eagle3: taps={list(self.taps)} name a boundary more than once; name each once, for example "
-                f"taps=(2, 15, 27)."
-            )
-        if not 0 < self.draft_vocab_size <= self.vocab_size:
-            raise UsageError(
-                f"eagle3: draft_vocab_size={self.draft_vocab_size} must lie between 1 and "
-                f"the target's {self.vocab_size}."
+                f"taps={list(self.taps)} name a boundary more than once; name each once, for example taps=(2, 15, 27)."
             )
         if self.hidden_size != self.target_hidden_size and "borrowed" in (self.head, self.embedding):
             raise UsageError(
-                f"eagle3: hidden_size={self.hidden_size} differs from the target's {self.target_hidden_size}, so "
-                f"head and embedding cannot be borrowed; set head='own' and embedding='own'."
+                f"hidden_size={self.hidden_size} differs from the target's {self.target_hidden_size}, so head and "
+                f"embedding cannot be borrowed; set head='own' and embedding='own'."
+            )
+
+    def _check_sizes(self) -> None:
+        for name in ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "rope_theta"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UsageError(f"{name}={getattr(self, name)}, expected a number above zero.")
+        # a damaged config must not be answered by allocating until the machine gives up
+        for name, most in (("num_layers", MOST_LAYERS), *((name, WIDEST) for name in WIDTHS)):
+            if getattr(self, name) > most:
+                raise UsageError(f"{name}={getattr(self, name)}, expected at most {most}.")
+        if self.head_dim % 2:
+            raise UsageError(f"head_dim={self.head_dim} cannot be rotated in pairs; give an even number.")
+        if self.num_heads % self.num_kv_heads:
+            raise UsageError(f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}.")
+        if not self.taps or self.num_layers < 1:
+            raise UsageError("at least one tap and one layer are needed, for example taps=(2, 15, 27), num_layers=1.")
+        if not 0 < self.draft_vocab_size <= self.vocab_size:
+            raise UsageError(
+                f"draft_vocab_size={self.draft_vocab_size} must lie between 1 and the target's {self.vocab_size}."
             )
 
 

@@ -73,7 +73,8 @@ def collect(
 ) -> Samples:
     """Decode prompts one by one with the drafter (chains of one), noting log q, noise and the choice at each root.
 
-    Stops after `limit` roots. Raises UsageError for settings without match noise: temperature 0 or `rejection`.
+    Stops after `limit` roots. Raises UsageError for settings without match noise, temperature 0 or `rejection`, and
+    where no answer is long enough to have a root.
     """
     if sampling.greedy or sampling.rejects:
         raise UsageError("coupling: there is no match noise to fit; use temperature above 0 and verification='match'.")
@@ -86,16 +87,19 @@ def collect(
         batch.select = listening = _Listening(batch.sampler, 1)
         batch.prefill()
         while batch.alive and len(choices) < limit:
-            chosen = batch.round()[0].tokens[0]
+            choice = batch.round()[0].tokens[0]
             if listening.heard is None:
                 raise UsageError("coupling: this drafter has no distribution, so there is nothing to fit.")
             q, g, vocabulary = listening.heard
             log_q.append(q.clone())
             noise.append(g.clone())
-            choices.append(chosen if vocabulary is None else _column(vocabulary, chosen))
+            choices.append(choice if vocabulary is None else _column(vocabulary, choice))
         if len(choices) >= limit:
             break
-    return Samples(torch.cat(log_q), torch.cat(noise), torch.tensor(choices), sampling.temperature)
+    if not choices:
+        raise UsageError("coupling: every answer ended with its first token, so there is nothing to fit; give others.")
+    chosen = torch.tensor(choices, device=target.device)
+    return Samples(torch.cat(log_q), torch.cat(noise), chosen, sampling.temperature)
 
 
 def _column(vocabulary: Tensor, token: int) -> int:
@@ -143,12 +147,12 @@ def _log_chance(value: Tensor, features: list[Tensor], allowed: Tensor) -> Tenso
 
 
 def _newton_step(value: Tensor, features: list[Tensor], allowed: Tensor, chosen: Tensor) -> Tensor:
-    """Covariance of the features under the model, times what the choices have above their mean."""
+    """Covariance of the features under the model, times what the choices have above their mean; on the CPU."""
     chance = _log_chance(value, features, allowed).exp()
     means = [(chance * f).sum(1) for f in features]
     gradient = torch.stack(
         [(f.gather(1, chosen)[:, 0] - m).double().mean() for f, m in zip(features, means, strict=True)]
-    )
+    ).cpu()
     rows = []
     for f, m in zip(features, means, strict=True):
         rows.append(
@@ -156,5 +160,5 @@ def _newton_step(value: Tensor, features: list[Tensor], allowed: Tensor, chosen:
                 [((chance * f * h).sum(1) - m * k).double().mean() for h, k in zip(features, means, strict=True)]
             )
         )
-    curvature = torch.stack(rows) + 1e-9 * torch.eye(len(features), dtype=torch.float64)
+    curvature = torch.stack(rows).cpu() + 1e-9 * torch.eye(len(features), dtype=torch.float64)
     return torch.linalg.solve(curvature, gradient)

@@ -413,7 +413,7 @@ class Batch:
         """Freeze what has finished; drop it once a quarter of the batch is frozen. Then fix what the host knows."""
         if self.alive and 4 * self.alive <= 3 * len(self.members):
             self._compact([row for row, lives in enumerate(self.living) if lives])
-        self.moving = torch.tensor(self.living, device=self.device)
+        self.moving = torch.tensor(self.living).to(self.device, non_blocking=True)
         if self.pending is not None:
             valid = self.pending.valid & self.moving[:, None]
             self.pending = attrs.evolve(self.pending, valid=valid, longest=max(self.lengths))

@@ -178,9 +178,9 @@ def _mix(x: Tensor) -> Tensor:
 
 def derive(key: Tensor, counter: Tensor | int) -> Tensor:
     """The key of one counter value below `key`: a hash of both, broadcast."""
-    if isinstance(counter, int):
-        counter = torch.tensor(_signed(counter), dtype=torch.int64, device=key.device)
-    return _mix(_mix(key + _STEP) ^ (counter * _STEP + 1))
+    # a number stays one: made into a tensor on the device it would be waited for, in the middle of a round
+    spread = _signed(counter * _STEP + 1) if isinstance(counter, int) else counter * _STEP + 1
+    return _mix(_mix(key + _STEP) ^ spread)
 
 
 class Hash:

@@ -96,12 +96,17 @@ def asked(target: Target, suite: Suite, limit: int | None, settings: Settings) -
     sampling = {name: fixed.pop(name) for name in ("temperature", "top_p", "top_k", "seed", "verification", "coupled")}
     prompting = {name: fixed.pop(name) for name in ("turns", "thinking", "system")}
     return {
-        "target": {**target.fingerprint(), "dtype": _plain(target.dtype), "packed": target.packed},
+        "target": target_conditions(target),
         "suite": {"name": suite.name, "sha256": suite.sha256, "limit": limit, "prompts": len(suite.prompts)},
         "prompting": {**prompting, "template_sha256": _template(target)},
         "sampling": sampling,
         "run": fixed,
     }
+
+
+def target_conditions(target: Target) -> dict[str, Any]:
+    """What of a target can change a number."""
+    return {**target.fingerprint(), "dtype": _plain(target.dtype), "packed": target.packed}
 
 
 def surroundings(target: Target, drafters: Mapping[str, Drafter]) -> dict[str, Any]:

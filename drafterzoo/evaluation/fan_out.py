@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from drafterzoo.errors import DrafterzooError, UsageError
+from drafterzoo.errors import DrafterzooError, NotInstalledError, UsageError
 from drafterzoo.evaluation.summary import PLAIN
 from drafterzoo.progress import console
 from drafterzoo.wording import quantity
@@ -27,13 +27,13 @@ def fan_out(
     """Call `work` with every table's name, somewhere in the cluster, and collect what failed.
 
     address: "local" for this machine alone, "auto" for the cluster it belongs to, or "host:port". cpus: per task; where
-    the cluster has GPUs, each task gets one. Raises UsageError when there is no Ray or no cluster, and what a task
-    raised when the user can mend it.
+    the cluster has GPUs, each task gets one. Raises NotInstalledError without Ray, UsageError when there is no cluster,
+    and what a task raised when the user can mend it.
     """
     try:
         import ray
     except ImportError as error:
-        raise UsageError("--ray needs the package ray; type: pip install 'drafterzoo[ray]'.") from error
+        raise NotInstalledError("--ray needs the package ray; type: pip install 'drafterzoo[ray]'.") from error
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
     except (ConnectionError, ValueError, RuntimeError) as error:

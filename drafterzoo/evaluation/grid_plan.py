@@ -16,11 +16,11 @@ from typing import Any
 import attrs
 
 from drafterzoo.budget import Budget
-from drafterzoo.errors import UsageError, suggest
+from drafterzoo.errors import DrafterzooError, NotInstalledError, UsageError, suggest
 from drafterzoo.evaluation.conditions import Settings
 from drafterzoo.evaluation.grid_recipe import GridRecipe
 from drafterzoo.evaluation.selection import Where
-from drafterzoo.evaluation.suites import Suite, at_hand, load_suite, wanted
+from drafterzoo.evaluation.suites import Suite, at_hand, is_file, load_suite, wanted
 from drafterzoo.registry import SUITES
 
 # What a results line takes on disk at most: names and keys of an answer, and per token of plain decoding its id (up to
@@ -56,7 +56,7 @@ class Table:
     def name(self) -> str:
         """The name of its folder, unlike that of any other table of the grid."""
         source, category = _category(self.suite)
-        suite = Path(source).stem if _is_file(source) else source
+        suite = Path(source).stem if is_file(source) else source
         suite = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{suite}-{category}" if category else suite)
         return f"{suite.strip('-.')}_T{self.temperature:g}_n{self.batch_size}_seed{self.seed}"
 
@@ -177,11 +177,6 @@ def _category(text: str) -> tuple[str, str | None]:
     return (split[1], split[2]) if split else (text, None)
 
 
-def _is_file(suite: str) -> bool:
-    """Whether a suite is named by its file, as load_suite tells them apart."""
-    return suite.endswith((".jsonl", ".json")) or "/" in suite
-
-
 @attrs.frozen
 class Load:
     """What a suite asks: prompts, the turns of all of them together, and whether that was counted or assumed.
@@ -208,7 +203,7 @@ def load_of(table: Table, recipe: GridRecipe) -> Load:
         try:
             suite = open_suite(table, recipe.data_dir)
             return Load(len(suite), sum(len(p.turns) if every_turn else 1 for p in suite), True)
-        except UsageError as error:
+        except (UsageError, NotInstalledError) as error:
             if table.suite not in recipe.estimate.prompts:
                 raise _uncounted(table.suite, error) from error
     assumed = recipe.estimate.prompts.get(table.suite, named.count if named and category is None else None)
@@ -219,11 +214,11 @@ def load_of(table: Table, recipe: GridRecipe) -> Load:
     return Load(prompts, prompts * (recipe.estimate.turns.get(table.suite, 1) if every_turn else 1), False, name)
 
 
-def _uncounted(suite: str, error: UsageError) -> UsageError:
+def _uncounted(suite: str, error: UsageError | NotInstalledError) -> DrafterzooError:
     """What to say of a suite whose prompts nobody can count."""
     ask = f"under [estimate] how many prompts it has: prompts = {{ {suite} = 80 }}."
-    if suite in SUITES or _is_file(suite) or _category(suite)[1]:
-        return UsageError(f"{str(error).rstrip('.')}, or say {ask}")
+    if suite in SUITES or is_file(suite) or _category(suite)[1]:
+        return type(error)(f"{str(error).rstrip('.')}, or say {ask}")
     return UsageError(f"suite {suite!r} is not known here{suggest(suite, SUITES)}; say {ask}")
 
 
@@ -232,7 +227,10 @@ def _uncounted(suite: str, error: UsageError) -> UsageError:
 
 @attrs.frozen
 class Cost:
-    """What a table asks for, at most: no answer may be cut short by a stop token, and no row is faster than plain."""
+    """What a table asks for. Tokens and bytes are bounds, as if no stop token ended an answer before its limit.
+
+    seconds: of decoding so many tokens as fast as plain decoding, no bound: prefill and warm-up come on top.
+    """
 
     table: Table
     load: Load

@@ -37,7 +37,7 @@ def _positive(instance: object, attribute: attrs.Attribute, value: float) -> Non
 class Estimate:
     """What a dry run assumes where it cannot look.
 
-    tokens_per_second: of plain decoding, one prompt at a time; every row is taken to be as slow. prompts, turns: of
+    tokens_per_second: of plain decoding, one prompt at a time; every row is taken to be as fast. prompts, turns: of
     suites whose file is not on this machine, by name (prompts: what the suite declares; turns: 1 unless said).
     """
 

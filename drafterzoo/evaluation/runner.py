@@ -8,6 +8,7 @@ all alike. A group's order depends on nothing before it, so that a run can go on
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import resource
 import sys
@@ -259,11 +260,11 @@ class Run:
                 talk += [{"role": "assistant", "content": ""}, {"role": "user", "content": turn}]
             length = len(self.target.encode_chat(talk, thinking=self.settings.thinking))
             if length + new * len(turns) > self.target.max_positions:
+                each = f" for each of {quantity(len(turns), 'turn')}" if len(turns) > 1 else ""
                 raise UsageError(
                     f"bench: prompt {prompt.id!r} of {self.suite.name} has {quantity(length, 'token')}, and {new} new "
-                    f"ones for "
-                    f"each of {quantity(len(turns), 'turn')} do not fit the {self.target.max_positions} positions of "
-                    f"{self.target.name}; lower max_new_tokens, or leave that prompt out."
+                    f"ones{each} do not fit the {self.target.max_positions} positions of {self.target.name}; lower "
+                    f"max_new_tokens, or leave that prompt out."
                 )
         if self.settings.temperature:
             ids = self._encode(self.suite.prompts[0], [])
@@ -442,7 +443,7 @@ class Run:
         """The difference with the target's gap between the two tokens: one more forward, on the common text.
 
         number: of the prompt, which keys its noise. The gap is of logits; when sampling, of the scores that `match`
-        chooses by (processed logits + noise).
+        chooses by (processed logits + noise). Where top-k or top-p leaves one of the two out there is none.
         """
         if difference.plain_token is None or difference.token is None:
             return difference
@@ -451,7 +452,8 @@ class Run:
         logits = self.target.prefill(cache, [text], ()).logits
         assert logits is not None, "prefill gives the last token's logits"
         scores = choice_scores(logits[:, -1], len(text), number, self.settings.sampling)
-        return attrs.evolve(difference, gap=float(scores[difference.plain_token] - scores[difference.token]))
+        gap = float(scores[difference.plain_token] - scores[difference.token])
+        return attrs.evolve(difference, gap=gap if math.isfinite(gap) else None)
 
     def summary(
         self, records: Sequence[Record], conditions: Mapping[str, Any], seconds: float, *, complete: bool

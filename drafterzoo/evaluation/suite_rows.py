@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from drafterzoo.errors import DataError, UsageError
+from drafterzoo.errors import DataError, NotInstalledError, UsageError
 from drafterzoo.parsing import parse_object
 
 PARQUET = ".parquet"
@@ -40,8 +40,8 @@ class Row:
 def read_rows(path: Path, fields: Sequence[str] = ()) -> Iterator[Row]:
     """The rows of a file. fields: read no others, where any are named.
 
-    Raises UsageError for a file that cannot be opened or read without an extra, DataError, naming file and line, for
-    one that is not what its name says.
+    Raises UsageError for a file that cannot be opened, NotInstalledError for one that an extra reads, DataError, naming
+    file and line, for one that is not what its name says.
     """
     return _parquet(path, fields) if path.suffix == PARQUET else _lines(path, fields)
 
@@ -66,7 +66,7 @@ def _parquet(path: Path, fields: Sequence[str]) -> Iterator[Row]:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise UsageError(
+        raise NotInstalledError(
             f"suite file {path} is Parquet, which pyarrow reads; type: pip install 'drafterzoo[suites]'."
         ) from error
     try:

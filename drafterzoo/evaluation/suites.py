@@ -119,6 +119,11 @@ def load_suite(
     return Suite(place.name, tuple(prompts), digest(prompts), place.source, turns, checked)
 
 
+def is_file(suite: str) -> bool:
+    """Whether a suite is asked for by its file and not by a name; the file need not be there."""
+    return suite.endswith(SUFFIXES) or os.sep in suite
+
+
 def at_hand(name: str, data_dir: str | Path | None = None) -> str | None:
     """Where a named suite's data would be read from without asking the network; None when it is not here."""
     suite = SUITES.get(name)
@@ -136,7 +141,7 @@ def wanted(name: str, data_dir: str | Path | None = None) -> str:
 def _locate(name_or_path: str | Path, data_dir: str | Path | None) -> _Place:
     """The suite's name and its files, downloaded if need be."""
     text = str(name_or_path)
-    if isinstance(name_or_path, Path) or text.endswith(SUFFIXES) or os.sep in text:
+    if isinstance(name_or_path, Path) or is_file(text):
         path = Path(os.path.expanduser(name_or_path))
         if not path.is_file():
             raise UsageError(

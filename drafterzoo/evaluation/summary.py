@@ -31,7 +31,7 @@ class Difference:
     """The first place where a cell's answer leaves plain decoding's. A token is None where that answer has ended.
 
     position counts from the first answer token. gap: by how much the target preferred plain's token there (None: not
-    measured). A gap under 1e-3 is a tie.
+    measured, or one of the two is filtered out). A gap under 1e-3 is a tie.
     """
 
     cell: str

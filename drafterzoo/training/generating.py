@@ -29,6 +29,7 @@ from drafterzoo.training.identity import target_identity
 from drafterzoo.training.prompts import read_prompts
 from drafterzoo.training.recipe import GenerateSection
 from drafterzoo.training.rollouts import ADVICE
+from drafterzoo.wording import quantity
 
 ANOTHER_FILE = "free some space or choose another file"
 ANOTHER_ENTRY = "free some space, or name another file in [data] rollouts"
@@ -106,7 +107,8 @@ def make_rollouts(
     encoded = [target.encode_chat([{"role": "user", "content": text}]) for _, text in prompts]
     left = [i for i, (_, text) in enumerate(prompts) if (text, heat[i]) not in done]
     new_tokens, started = 0, time.perf_counter()
-    with progress(f"{len(left)} of {len(prompts)} prompts to answer by {target.name}", len(left), "prompts") as bar:
+    title = f"{len(left)} of {quantity(len(prompts), 'prompt')} to answer by {target.name}"
+    with progress(title, len(left), "prompts") as bar:
         for batch in _batches(left, heat, [len(ids) for ids in encoded], batch_size):
             answers = generate(
                 "none",
@@ -120,27 +122,32 @@ def make_rollouts(
                 batch_size=batch_size,
                 request_ids=batch,
             ).tokens
-            rows = [
-                {
-                    "source": prompts[i][0],
-                    "prompt": prompts[i][1],
-                    "temperature": heat[i],
-                    "top_p": top_p,
-                    "top_k": top_k,
-                    "seed": seed,
-                    "request": i,
-                    "prompt_ids": encoded[i],
-                    "response_ids": answer[:max_new_tokens],
-                    **({"ahead_ids": answer[max_new_tokens:]} if len(answer) > max_new_tokens else {}),
-                    "split": splits[i],
-                }
-                for i, answer in zip(batch, answers, strict=True)
-            ]
-            _append(path, rows)
+            drawn = {"temperature": heat[batch[0]], "top_p": top_p, "top_k": top_k, "seed": seed}
+            _append(
+                path,
+                [
+                    _row(prompts[i], {**drawn, "request": i}, encoded[i], answer, max_new_tokens, splits[i])
+                    for i, answer in zip(batch, answers, strict=True)
+                ],
+            )
             new_tokens += sum(min(len(answer), max_new_tokens) for answer in answers)
             bar(len(batch))
             bar.remark(f"{new_tokens:,} tokens, {new_tokens / (time.perf_counter() - started):,.0f} tokens/s")
     return {"rows": len(done) + len(left), "new_rows": len(left), "new_tokens": new_tokens}
+
+
+def _row(
+    asked: tuple[str, str],
+    drawn: dict[str, Any],
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    limit: int,
+    split: str,
+) -> dict[str, Any]:
+    """A line of the file. asked: source and prompt; limit: what goes beyond it is kept apart."""
+    ahead = {"ahead_ids": answer[limit:]} if len(answer) > limit else {}
+    ids = {"prompt_ids": prompt, "response_ids": answer[:limit], **ahead}
+    return {"source": asked[0], "prompt": asked[1], **drawn, **ids, "split": split}
 
 
 def check_output(path: Path) -> None:

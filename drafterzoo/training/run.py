@@ -43,6 +43,7 @@ from drafterzoo.training.rollouts import Rollouts, expand_path, read_rollouts
 from drafterzoo.training.state import STATE
 from drafterzoo.training.trainer import Say, Trainer
 from drafterzoo.training.vocabulary import coverage, frequent_ids
+from drafterzoo.wording import quantity, verb
 
 ANOTHER_CACHE = f"free some space, or {ANOTHER}"
 FINISHED = "summary.json"  # written last of all
@@ -69,6 +70,7 @@ def train(
     """Train what the recipe says, or go on where an interrupted run of the same recipe stopped; a finished one is left.
 
     recipe: a TOML file, a plain dict of the same shape, or a Recipe. out: the run's folder, runs/<name> by default.
+    quiet: no remarks on stderr; the progress of long work is shown all the same.
     Raises UsageError (recipe), DataError (rollouts), CheckpointError, DiskError.
     """
     recipe = _read(recipe)
@@ -93,6 +95,8 @@ def train(
     if begun is not None and begun.parent != folder:
         drafter.training_record = {"began_with": drafter.training_record}
     trained = sum(p.numel() for p in drafter.parameters() if p.requires_grad)
+    if drafter.vocabulary is not None:
+        say(covered(drafter.vocabulary, rollouts, target.vocab_size))
     say(f"{drafter.spec} for {target.name}: {trained / 1e6:.2f} M trained parameters, objective {objective.name}")
     source = open_features(recipe, target, rollouts, drafter.taps)
     trainer = Trainer(recipe, drafter, objective, rollouts, source, folder, say)
@@ -165,11 +169,11 @@ def _run(recipe: Recipe, trainer: Trainer, say: Say) -> TrainResult:
     else:
         start(recipe, drafter, trainer)
         trainer.average = [p.detach().clone() for p in trainer.parameters]
-    say(f"{len(trainer.indices)} documents, {len(trainer.held_out)} held out, {trainer.total} steps, into {folder}")
-    if trainer.left_out:
-        say(
-            f"{trainer.left_out} more show no two tokens of an answer within {recipe.data.max_length}, and are left out"
-        )
+    documents, steps = quantity(len(trainer.indices), "document"), quantity(trainer.total, "step")
+    say(f"{documents}, {len(trainer.held_out)} held out, {steps}, into {folder}")
+    if left_out := trainer.left_out:
+        show, are = verb(left_out, "shows", "show"), verb(left_out, "is", "are")
+        say(f"{left_out} more {show} no two tokens of an answer within {recipe.data.max_length}, and {are} left out")
     if not trainer.held_out:
         say('no row has split "val": tau will not be measured, and `best` will be the last step')
     summary = trainer.train()
@@ -249,14 +253,15 @@ def couple(recipe: Recipe, target: Target, rollouts: Rollouts, folder: Path, say
         max_new_tokens=COUPLING_TOKENS,
         limit=recipe.run.fit_coupling,
     )
-    fitted, roots = fit(samples).coupling, recipe.run.fit_coupling
+    fitted, roots = fit(samples).coupling, len(samples.choices)  # fewer than asked for where the prompts ran out
     if min(fitted.prior, fitted.noise) < 1e-4:  # they are kept to four places
         kept = list(drafter.config.coupling)
-        say(f"coupling weights stay {kept}: a fit on {roots} roots gives none above zero; train longer, or on more")
+        said = f"a fit on {quantity(roots, 'root')} gives none above zero"
+        say(f"coupling weights stay {kept}: {said}; train longer, or on more")
         return kept
     drafter.config = attrs.evolve(drafter.config, coupling=(round(fitted.prior, 4), round(fitted.noise, 4)))
     drafter.save_pretrained(folder)
-    say(f"coupling weights {list(drafter.config.coupling)} fitted on {roots} roots")
+    say(f"coupling weights {list(drafter.config.coupling)} fitted on {quantity(roots, 'root')}")
     return list(drafter.config.coupling)
 
 
@@ -308,8 +313,6 @@ def build_drafter(recipe: Recipe, target: Target, rollouts: Rollouts, begun: Pat
         drafter.set_vocabulary(
             frequent_ids(answers, drafter.config.draft_vocab_size, target.vocab_size, target.eos_token_ids)
         )
-    if drafter.vocabulary is not None:
-        _say_coverage(drafter.vocabulary, rollouts, target.vocab_size)
     return drafter
 
 
@@ -361,14 +364,14 @@ def _resized(drafter: Drafter, size: int) -> Drafter:
     return other
 
 
-def _say_coverage(vocabulary: Tensor, rollouts: Rollouts, vocab_size: int) -> None:
-    """Print how much of the answers the draft vocabulary covers."""
+def covered(vocabulary: Tensor, rollouts: Rollouts, vocab_size: int) -> str:
+    """How much of the answers the draft vocabulary covers, in a sentence."""
     shares = [
         f"{coverage([rollouts.rows[i].response_ids for i in rows], vocabulary, vocab_size):.1%} of the {what}"
         for what, rows in (("answers", rollouts.split("train")), ("held-out ones", rollouts.split("val")))
         if rows
     ]
-    console.print(f"draft vocabulary of {len(vocabulary)} covers {', '.join(shares)}")
+    return f"draft vocabulary of {len(vocabulary)} covers {', '.join(shares)}"
 
 
 def open_features(

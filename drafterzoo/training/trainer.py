@@ -31,6 +31,7 @@ from drafterzoo import checkpoint
 from drafterzoo.budget import Budget
 from drafterzoo.drafters.base import Drafter
 from drafterzoo.errors import CheckpointError, DataError, UsageError
+from drafterzoo.parsing import parse_json
 from drafterzoo.progress import progress
 from drafterzoo.training.batches import pack, packs
 from drafterzoo.training.features import FeatureCache, OnlineFeatures
@@ -41,7 +42,7 @@ from drafterzoo.training.rollouts import Rollouts
 from drafterzoo.training.state import STATE, damaged, read_state, write_state
 
 Say = Callable[[str], None]
-RECIPE = "recipe.json"
+RECIPE, LOG = "recipe.json", "log.jsonl"
 NO_BEST: dict[str, Any] = {"tau": 0.0, "step": -1}
 LEARNT_NOTHING = 1.05  # a tau below this, at the end of a run, is no more than chance
 
@@ -90,6 +91,14 @@ def _remark(line: dict[str, Any]) -> str:
     """A line of the log as a person reads it beside the bar."""
     loss, agree = (" ".join(f"{x:.2f}" for x in line[key]) for key in ("loss", "agree"))
     return f"step {line['step']}/{line['of']} loss {loss} agree {agree} {line['rows_per_s']:,.0f} rows/s"
+
+
+def _step_of(line: bytes) -> float:
+    """The step that a line of the log tells of; infinity for one that was cut short."""
+    try:
+        return int(parse_json(line.decode("utf-8"))["step"]) if line.endswith(b"\n") else math.inf
+    except (ValueError, TypeError, KeyError):
+        return math.inf
 
 
 class Trainer:
@@ -161,7 +170,10 @@ class Trainer:
     # -- the loop ----------------------------------------------------------------------------------------------
 
     def train(self) -> dict[str, Any]:
-        """Train to the end and return the run's summary. Ctrl-C saves, and the same command goes on from there."""
+        """Train to the end and return the run's summary. Ctrl-C saves, and the same command goes on from there.
+
+        Raises DataError when loss or gradient is no number, which spoils nothing that is saved, or nothing was learnt.
+        """
         total, run = self.total, self.recipe.run
         teacher_head = TeacherHead.of(self.drafter)
         schedule = self._schedule()
@@ -188,7 +200,10 @@ class Trainer:
                     self._evaluate()
                 if self.step % run.save_every == 0:
                     self.save()
-        tau = None if self.stopping else self._evaluate()
+        self.save()  # the decode below takes a while, and may be interrupted
+        if self.stopping:
+            return self.summary()
+        tau = self._evaluate()
         self.save()
         if tau is not None and tau < LEARNT_NOTHING:
             raise DataError(
@@ -208,16 +223,21 @@ class Trainer:
             loss, notes = self.objective.loss(self.drafter, batch, passes, teacher_head)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.parameters, optimizer.clip)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, optimizer.clip)
         self.optimizer.step()
         # Early on the average must forget the random start, hence the ramp.
         keep = min(optimizer.ema, (1 + self.step) / (10 + self.step)) if optimizer.ema else 0.0
         torch._foreach_lerp_(self.average, [p.detach() for p in self.parameters], 1 - keep)
+        if not math.isfinite(size := float(norm)):  # asked last, where the step's figures are waited for anyway
+            raise DataError(
+                f"{self.folder}: step {self.step + 1} has loss {float(loss.detach()):g} and a gradient of norm "
+                f"{size:g}; check rollouts and features, or start anew with a lower lr (what was saved last is kept)."
+            )
         return batch.tokens.numel(), notes
 
     def _log(self, line: dict[str, Any]) -> None:
         line = {**line, "visited": self.visited, "seconds": round(self.trained_seconds, 1)}
-        path = self.folder / "log.jsonl"
+        path = self.folder / LOG
         try:
             with open(path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
@@ -378,6 +398,7 @@ class Trainer:
         self._check_recipe()
         checkpoint.write_whole(self.folder / RECIPE, json.dumps(describe(self.recipe), indent=2).encode())
         if not path.is_file():
+            self._cut_log()
             return False
         self._check_rollouts()
         state = read_state(path, self._state())
@@ -390,7 +411,21 @@ class Trainer:
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.generator.set_state(state["generator"])
         torch.set_rng_state(state["torch_rng"])
+        self._cut_log()
         return True
+
+    def _cut_log(self) -> None:
+        """Take out of the log what a killed process wrote after the step at hand: those steps come again."""
+        path = self.folder / LOG
+        try:
+            lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+        except OSError as error:
+            raise DataError(
+                f"{path}: cannot be read ({error.strerror}); mend its permissions, or delete it."
+            ) from error
+        kept = [line for line in lines if _step_of(line) <= self.step]
+        if len(kept) < len(lines):
+            checkpoint.write_whole(path, b"".join(kept))
 
     def _check_recipe(self) -> None:
         kept = self.folder / RECIPE
@@ -419,7 +454,7 @@ class Trainer:
             "directory": str(self.folder),
             "step": self.step,
             "of": self.total,
-            "finished": self.step >= self.total,
+            "finished": self.step >= self.total and not self.stopping,  # stopped in its last step, it lacks a decode
             "rows_visited": self.visited,
             "training_seconds": round(self.trained_seconds, 1),
             "best": self.best,

@@ -26,7 +26,7 @@ def frequent_ids(answers: Iterable[Sequence[int]], size: int, vocab_size: int, a
 
 def coverage(answers: Iterable[Sequence[int]], ids: Tensor, vocab_size: int) -> float:
     """Share of the answers' tokens that the draft vocabulary can propose: no drafter with it can do better."""
-    inside = torch.zeros(vocab_size, dtype=torch.bool).index_fill_(0, ids, True)
+    inside = torch.zeros(vocab_size, dtype=torch.bool).index_fill_(0, ids.cpu(), True)
     hits = total = 0
     for answer in answers:
         hits += int(inside[torch.tensor(answer, dtype=torch.int64)].sum())

@@ -23,7 +23,7 @@ from drafterzoo.disk import check_folder
 from drafterzoo.drafters.base import Drafter
 from drafterzoo.engine.replay import check_replayable, parts_of
 from drafterzoo.errors import DataError, UsageError
-from drafterzoo.evaluation.conditions import code, drafter_conditions, machine
+from drafterzoo.evaluation.conditions import code, drafter_conditions, machine, target_conditions
 from drafterzoo.evaluation.contenders import bind, budgets_of, listed, row_name
 from drafterzoo.evaluation.offline.expected import expected_rounds
 from drafterzoo.evaluation.offline.lines import Line, LinesFile, key_of
@@ -35,7 +35,7 @@ from drafterzoo.evaluation.tables import drawn, short_budget
 from drafterzoo.progress import progress
 from drafterzoo.target.target import Target
 from drafterzoo.training.rollouts import expand_path, read_rollouts
-from drafterzoo.wording import quantity
+from drafterzoo.wording import quantity, verb
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -195,11 +195,7 @@ class Evaluation:
         chosen, sampling = self.chosen, self.chosen.sampling
         return {
             "kind": "evaluate",
-            "target": {
-                **self.target.fingerprint(),
-                "dtype": str(self.target.dtype).removeprefix("torch."),
-                "packed": self.target.packed,
-            },
+            "target": target_conditions(self.target),
             "rollouts": {
                 "name": chosen.rollouts.path.name,
                 "sha256": chosen.rollouts.sha256,
@@ -235,12 +231,13 @@ class Evaluation:
             f"{self.chosen.rollouts.path.name}: {quantity(len(self.chosen.rows), 'rollout')}, "
             f"{quantity(len(cells), 'row')}"
         )
-        title += f"; {len(done)} of {quantity(total, 'figure')} are there already" if done else ""
-        checked = bool(done)
+        are = verb(len(done), "is", "are")
+        title += f"; {len(done)} of {quantity(total, 'figure')} {are} there already" if done else ""
+        checked, batches = bool(done), self.chosen.batches(self.batch_size, TOKENS_AT_ONCE)
         with progress(title, total, "figures", len(done)) if show_progress else nullcontext(None) as bar:
-            for batch in self.chosen.batches(self.batch_size, TOKENS_AT_ONCE):
+            for place, batch in enumerate(batches, start=1):
                 missing = {
-                    cell: [number for number in batch if (cell[0], str(cell[1]), number) not in done] for cell in cells
+                    cell: {number for number in batch if (cell[0], str(cell[1]), number) not in done} for cell in cells
                 }
                 if not any(missing.values()):
                     continue
@@ -248,16 +245,13 @@ class Evaluation:
                 if not checked:
                     self._check_origin(lesson, batch)
                     checked = True
+                said = f"{quantity(len(batch), 'rollout')}, batch {place} of {len(batches)}"
                 for (name, budget), lacking in missing.items():
                     if lacking:
                         if bar is not None:
-                            place = f"rollouts {batch[0] + 1} to {batch[-1] + 1}"
-                            bar.remark(
-                                f"{name} {short_budget(str(budget))} on {place} of {self.chosen.rollouts.path.name}"
-                            )
-                        file.append(
-                            [line for line in self.lines(name, budget, batch, lesson) if line.rollout in lacking]
-                        )
+                            bar.remark(f"{name} {short_budget(str(budget))} on {said}")
+                        found = self.lines(name, budget, batch, lesson)
+                        file.append([line for line in found if line.rollout in lacking])
                         if bar is not None:
                             bar(len(lacking))
         summary = summarise(file.done, file.conditions, rollouts=len(self.chosen.rows))

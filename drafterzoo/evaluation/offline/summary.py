@@ -16,7 +16,7 @@ import numpy as np
 from drafterzoo.evaluation.offline.lines import Line
 from drafterzoo.evaluation.statistics import Z95, Array, PairedRatio, paired_ratio
 from drafterzoo.evaluation.tables import NOTHING, Grid, interval, number, short_budget
-from drafterzoo.wording import quantity, verb
+from drafterzoo.wording import portion, quantity, verb
 
 MATCH_DEFINITION = (
     "τ counts the bonus token: committed tokens per target call, accepted + 1, cut at EOS, the round that the length "
@@ -171,8 +171,11 @@ def grids(summary: Mapping[str, Any]) -> list[Grid]:
     return [_results(summary), _depths(summary)]
 
 
-def conditions_line(conditions: Mapping[str, Any]) -> str:
-    """The conditions on one line: rollouts, target, sampling, rule, convention."""
+def conditions_line(conditions: Mapping[str, Any], held: Sequence[int] = ()) -> str:
+    """The conditions on one line: rollouts, target, sampling, rule, convention.
+
+    held: how many of the rollouts are shown; left out, all of them.
+    """
     rollouts, target, sampling = conditions["rollouts"], conditions["target"], conditions["sampling"]
     convention = conditions["convention"]
     chosen = "" if rollouts["split"] is None else f" of split {rollouts['split']}"
@@ -183,7 +186,7 @@ def conditions_line(conditions: Mapping[str, Any]) -> str:
     counted = "" if convention["start"] == "prefill" else ", first token in a round"
     counted += "" if convention["boundary"] == "last" else ", boundary ahead of the limit"
     return (
-        f"{rollouts['name']}: {quantity(rollouts['rows'], 'rollout')}{chosen} of "
+        f"{rollouts['name']}: {portion(held or [rollouts['rows']], rollouts['rows'], 'rollout')}{chosen} of "
         f"{quantity(rollouts['prompts'], 'prompt')}; "
         f"{target['name']} {target['dtype']}; {drawn}, {sampling['rule']}{counted}"
     )

@@ -11,25 +11,30 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
-from drafterzoo.errors import UsageError
+from drafterzoo.errors import NotInstalledError
 from drafterzoo.evaluation.names import short_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+K = TypeVar("K")
 WIDTH = 4.6  # inches: one panel, still legible when a phone shows it at 320 pixels
 LONGEST_NAME = 21  # characters of a drafter's name that fit beside a panel; the tables show all
 LEGEND_WIDTH = 54  # characters of a legend's line, each name with four for its marker and the gap
+DODGE, WIDEST_DODGE = 0.06, 0.3  # octaves between neighbours at one size, and from the first of them to the last
 MARKERS = "osD^vP*Xp<>h"
 
 
 @attrs.frozen
 class Theme:
-    """Colours of a page: text and lines on a surface, one colour per drafter, one per part of a round."""
+    """Colours of a page: text and lines on a surface, one colour per drafter, one grey per part of a round.
+
+    A hue always means a drafter.
+    """
 
     name: str
     surface: str
@@ -48,12 +53,12 @@ class Theme:
 LIGHT = Theme(
     "light", "#ffffff", "#1b1f24", "#57606a", "#d8dee4",
     ("#0b62b0", "#b84a00", "#7a1fd6", "#00451f", "#a84878", "#181890", "#906048", "#780078"),
-    ("#b84a00", "#0b62b0", "#8b949e"),
+    ("#3d4651", "#6b7580", "#c2cad2"),
 )  # fmt: skip
 DARK = Theme(
     "dark", "#161b22", "#e6edf3", "#9da7b3", "#30363d",
     ("#6cb2f5", "#f2925c", "#dfe84a", "#f0509a", "#a8f0c0", "#8080f5", "#f04e10", "#f0d860"),
-    ("#f2925c", "#6cb2f5", "#77828e"),
+    ("#d0d7de", "#96a0ab", "#57616c"),
 )  # fmt: skip
 
 
@@ -91,7 +96,7 @@ class Canvas:
 
 @attrs.frozen
 class End:
-    """Where a drafter's line ends, to be named there."""
+    """Where a drafter's line ends, to be named there. x: its size, wherever it was moved to."""
 
     x: float
     y: float
@@ -100,11 +105,11 @@ class End:
 
 
 def check_matplotlib() -> None:
-    """Raise UsageError, naming the extra, where matplotlib is not installed."""
+    """Raise NotInstalledError, naming the extra, where matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise UsageError(
+        raise NotInstalledError(
             "report: figures need matplotlib, which is not installed; type: pip install 'drafterzoo[plots]'."
         ) from error
 
@@ -180,15 +185,38 @@ def whisker(canvas: Canvas, name: str, ratio: Mapping[str, Any], place: float) -
     axes.plot([ratio["value"]], [place], color=colour, marker=canvas.marker(name), markersize=7)
 
 
-def line(canvas: Canvas, name: str, points: Sequence[tuple[int, Mapping[str, Any]]], style: str = "-") -> End:
-    """A drafter's values over sizes, with a bar for each interval. points: (size, ratio with value, low, high)."""
-    x, y, colour = [size for size, _ in points], [ratio["value"] for _, ratio in points], canvas.colour(name)
+def dodged(lines: Mapping[K, Sequence[tuple[int, Any]]]) -> dict[K, list[float]]:
+    """Where each point of each line stands on an axis of powers of 2: those at one size beside each other.
+
+    Else a bar would hide another's. lines: (size, anything) of their points.
+    """
+    at: dict[int, list[K]] = {}
+    for key, points in lines.items():
+        for size, _ in points:
+            at.setdefault(size, []).append(key)
+
+    def place(key: K, size: int) -> float:
+        here = at[size]
+        step = min(DODGE, WIDEST_DODGE / max(len(here) - 1, 1))
+        return float(size * 2 ** (step * (here.index(key) - (len(here) - 1) / 2)))
+
+    return {key: [place(key, size) for size, _ in points] for key, points in lines.items()}
+
+
+def line(
+    canvas: Canvas, name: str, points: Sequence[tuple[int, Mapping[str, Any]]], x: Sequence[float], style: str = "-"
+) -> End:
+    """A drafter's values over sizes, with a bar for each interval.
+
+    points: (size, ratio with value, low, high); x: where each of them stands (`dodged`).
+    """
+    y, colour = [ratio["value"] for _, ratio in points], canvas.colour(name)
     canvas.axes.plot(x, y, style, color=colour, marker=canvas.marker(name), markersize=6, linewidth=1.8)
-    for size, ratio in points:
+    for place, (_, ratio) in zip(x, points, strict=True):
         if ratio["low"] is not None:
             bar = [ratio["low"], ratio["high"]]
-            canvas.axes.plot([size, size], bar, color=colour, linewidth=1.2, alpha=0.55)
-    return End(x[-1], y[-1], name, colour)
+            canvas.axes.plot([place, place], bar, color=colour, linewidth=1.2, alpha=0.55)
+    return End(points[-1][0], y[-1], name, colour)
 
 
 def reference(axes: Axes, theme: Theme, value: float, horizontal: bool = False) -> None:

@@ -28,7 +28,7 @@ from drafterzoo.evaluation.report.verdicts import Verdict, judged, tested
 from drafterzoo.evaluation.results import AGAIN, CONDITIONS, ROUNDS, SUMMARY, Record, Results, read
 from drafterzoo.evaluation.statistics import PairedRatio
 from drafterzoo.evaluation.summary import PLAIN, Difference, differences, summarise
-from drafterzoo.wording import quantity, verb
+from drafterzoo.wording import quantity, shown, verb
 
 NEEDED = ("target", "suite", "prompting", "sampling", "run", "machine", "code", "drafters", "budgets", "date")
 
@@ -46,6 +46,11 @@ class Run:
     @property
     def name(self) -> str:
         return self.directory.name
+
+    @property
+    def held(self) -> int:
+        """How many prompts all of its rows answered."""
+        return len({r.prompt for r in self.records})
 
 
 @attrs.frozen(eq=False)
@@ -115,6 +120,16 @@ class Section:
         order = list(dict.fromkeys(name for run in self.runs for name in run.conditions["drafters"]))
         return sorted({row.name for row in self.drafted}, key=lambda name: (_base(name, order), name))
 
+    @property
+    def held(self) -> list[int]:
+        """How many prompts each run holds."""
+        return [run.held for run in self.runs]
+
+    @property
+    def partial(self) -> str:
+        """What is said beside its numbers where that is not all of them: `12 of 40 prompts are shown`."""
+        return shown(self.held, self.conditions["suite"]["prompts"], "prompt")
+
     def speed(self, row: Row) -> Verdict:
         return self.speeds[row.name, row.figures["budget"]]
 
@@ -154,12 +169,13 @@ def collect(directories: Sequence[Path], definition: Definition | None = None) -
     Raises UsageError when a directory holds no results, DataError when results are broken or of another version.
     """
     folders = find(directories)
-    runs, evaluations = [], []
+    groups: dict[str, list[_Part]] = {}
+    evaluations = []
     remarks = list(folders.remarks)
     for folder in folders.benches:
         found, said = _read(folder)
         if found.records:
-            runs.append(_run(found, said))
+            groups.setdefault(conditions_key(found.conditions), []).append(_part(found, said))
         else:
             remarks += [*said, f"{folder} holds no answer yet and is left out."]
     for folder in folders.evaluations:
@@ -169,16 +185,15 @@ def collect(directories: Sequence[Path], definition: Definition | None = None) -
             evaluations.append(evaluation)
         else:
             remarks.append(f"{folder} holds no rollout yet and is left out.")
-    if not runs and not evaluations:
+    if not groups and not evaluations:
         empty = _listed([*folders.benches, *folders.evaluations])
         raise UsageError(f"report: there is no answer in {empty}; run the command until at least one prompt is done.")
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(conditions_key(run.conditions), []).append(run)
-    sections = [_section(number, group, definition) for number, group in enumerate(groups.values(), start=1)]
+    sections = [
+        _section(number, _on_shared_prompts(parts), definition) for number, parts in enumerate(groups.values(), start=1)
+    ]
     fields = differing(*(section.conditions for section in sections))
     offline, said = offline_sections(evaluations, len(sections) + 1)
-    remarks += [remark for run in runs for remark in run.remarks] + said
+    remarks += [remark for section in sections for run in section.runs for remark in run.remarks] + said
     if definition is not None and offline:
         remarks.append(
             f"τ by {definition.project} needs decoded results: what was counted on rollouts shows ours alone."
@@ -200,7 +215,20 @@ def _read(folder: Path) -> tuple[Results, list[str]]:
     return found, [f"{warning.message}." for warning in caught if issubclass(warning.category, UserWarning)]
 
 
-def _run(found: Results, remarks: list[str]) -> Run:
+@attrs.frozen(eq=False)
+class _Part:
+    """A results directory with the answers that all of its rows have, before other runs of its section are seen."""
+
+    found: Results
+    records: list[Record]
+    remarks: list[str]
+
+    @property
+    def answers(self) -> set[tuple[str, int]]:
+        return {(r.prompt, r.turn) for r in self.records}
+
+
+def _part(found: Results, remarks: list[str]) -> _Part:
     conditions, name = found.conditions, found.directory.name
     for record in found.records:
         known = record.cell == PLAIN or (
@@ -212,13 +240,35 @@ def _run(found: Results, remarks: list[str]) -> Run:
                 f"restore the folder or run the benchmark again."
             )
     records, said = _matched(found.records, name)
-    asked, answered = conditions["suite"]["prompts"], len({r.prompt for r in records})
-    if answered < asked:
-        count = f"{answered} of {quantity(asked, 'prompt')} {verb(answered, 'is', 'are')} shown"
-        said.append(f"{name} is unfinished: {count}.")
+    if part := shown([len({r.prompt for r in records})], conditions["suite"]["prompts"], "prompt"):
+        said.append(f"{name} is unfinished: {part}.")
+    return _Part(found, records, remarks + said)
+
+
+def _on_shared_prompts(parts: Sequence[_Part]) -> list[Run]:
+    """The runs of a section, on the answers that all of them have: rows of one table are measured on one text.
+
+    Raises DataError when there are none.
+    """
+    shared = set.intersection(*(part.answers for part in parts))
+    if not shared:
+        names = _listed([part.found.directory for part in parts])
+        raise DataError(f"report: {names} have no prompt in common; report on them one by one.")
+    runs = []
+    for part in parts:
+        remarks = list(part.remarks)
+        if lost := len(part.answers - shared):
+            are = f"{quantity(lost, 'answer')} {verb(lost, 'is', 'are')}"
+            remarks.append(f"{part.found.directory.name}: {are} left out, since not every run beside it has them.")
+        runs.append(_run(part.found, [r for r in part.records if (r.prompt, r.turn) in shared], remarks))
+    return runs
+
+
+def _run(found: Results, records: list[Record], remarks: list[str]) -> Run:
+    """A run of these of its records, summed up anew."""
     gaps = _gaps(found)
     unlike = [attrs.evolve(d, gap=gaps.get((d.cell, d.prompt, d.turn, d.repeat))) for d in differences(records)]
-    return Run(found.directory, conditions, records, _summary(records, conditions, unlike), remarks + said)
+    return Run(found.directory, found.conditions, records, _summary(records, found.conditions, unlike), remarks)
 
 
 def _gaps(found: Results) -> dict[tuple[Any, ...], float | None]:
@@ -254,8 +304,8 @@ def _matched(records: list[Record], name: str) -> tuple[list[Record], list[str]]
         f"{name}: {cell} answered {len(answers[cell])} of {fullest} questions and is left out." for cell in failed
     ]
     if partial := len({key for counts in kept for key in counts} - whole):
-        verb = "answers are" if partial > 1 else "answer is"
-        remarks.append(f"{name}: {partial} {verb} left out, since not every row has them.")
+        are = f"{quantity(partial, 'answer')} {verb(partial, 'is', 'are')}"
+        remarks.append(f"{name}: {are} left out, since not every row has them.")
     if not whole:
         raise DataError(f"{name}/{ROUNDS}: the rows have no prompt in common; run the benchmark again.")
     return [r for r in records if r.cell not in failed and (r.prompt, r.turn) in whole], remarks

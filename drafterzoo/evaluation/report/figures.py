@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drafterzoo.evaluation.conditions import conditions_key
-from drafterzoo.evaluation.report.canvas import Canvas, Picture, beside, key, line, name_ends, reference
+from drafterzoo.evaluation.report.canvas import Canvas, Picture, beside, dodged, key, line, name_ends, reference
 from drafterzoo.evaluation.report.collect import Collection, Row, Section
 from drafterzoo.evaluation.report.panels import (
     LINE,
@@ -24,10 +24,12 @@ from drafterzoo.evaluation.report.panels import (
     ranked,
     ranked_height,
     ranked_told,
+    saying,
     strokes_told,
     told,
 )
 from drafterzoo.evaluation.tables import conditions_line, interval, number, short_budget
+from drafterzoo.wording import shown
 
 PARTS = ("draft", "verify", "rest")
 PART_NAMES = {"draft": "drafter", "verify": "target's forward", "rest": "all else"}
@@ -43,7 +45,7 @@ def section_pictures(section: Section) -> list[Picture]:
     pictures.append(_breakdown(section))
     if len(section.rows[0].figures["categories"]) > 1:
         pictures += [_categories(section, budget) for budget in largest_budgets(section.drafted)]
-    return pictures
+    return saying(pictures, section.partial)
 
 
 def families(collection: Collection) -> list[list[Section]]:
@@ -88,7 +90,7 @@ def _leaderboard(section: Section, what: str) -> Picture:
         alt,
         ranked_height(entries),
         ranked(entries, "" if tau else "×", xlabel),
-        conditions_line(section.conditions),
+        _line(section),
     )
 
 
@@ -100,11 +102,11 @@ def _curve(section: Section, what: str) -> Picture:
     return Picture(
         f"{section.number}-budget-{what}",
         title,
-        f"Bars: 95 % intervals over prompts.{strokes_told(lines)}",
+        f"Bars: 95 % intervals over prompts, side by side.{strokes_told(lines)}",
         f"{title}. {said.replace('x [', ' [') if tau else said}.",
         3.5,
         against_budget(lines, "τ, bonus counted" if tau else "speed-up over plain"),
-        conditions_line(section.conditions),
+        _line(section),
     )
 
 
@@ -125,7 +127,7 @@ def _depths(section: Section, budget: str, what: str) -> Picture:
         f"{title}, depth 1 onwards. {told(lines)}.",
         2.9,
         by_depth(lines, "depth of the draft", "of all rounds" if survival else "of rounds that got there"),
-        conditions_line(section.conditions),
+        _line(section),
     )
 
 
@@ -146,16 +148,7 @@ def _breakdown(section: Section) -> Picture:
                 budget = row.figures["budget"]
                 beside(canvas, place, brief_budget(budget), weight="bold")
                 place += 1
-            left = 0.0
-            for part, value, colour in zip(PARTS, each, theme.parts, strict=True):
-                axes.barh(place, value, left=left, height=0.68, color=colour, edgecolor=theme.surface, linewidth=0.8)
-                if value > 0.14 * longest:
-                    axes.text(
-                        left + value / 2, place, f"{value:.1f}", ha="center", va="center", fontsize=8.5,
-                        color=theme.surface if part != "rest" else theme.ink,
-                    )  # fmt: skip
-                left += value
-            axes.text(left + 0.01 * longest, place, f" {left:.1f} ms", va="center", fontsize=8.5)
+            _stack(canvas, place, each, longest)
             if row.plain:
                 beside(canvas, place, "plain")
             else:
@@ -182,8 +175,22 @@ def _breakdown(section: Section) -> Picture:
         f"{title}. {said}.",
         1.15 + LINE * slots,
         draw,
-        conditions_line(section.conditions),
+        _line(section),
     )
+
+
+def _stack(canvas: Canvas, place: float, times: Sequence[float], longest: float) -> None:
+    """One row's parts one after the other, each with its number where it is long enough for one, and their sum."""
+    axes, theme, left = canvas.axes, canvas.theme, 0.0
+    for part, value, colour in zip(PARTS, times, theme.parts, strict=True):
+        axes.barh(place, value, left=left, height=0.68, color=colour, edgecolor=theme.surface, linewidth=0.8)
+        if value > 0.14 * longest:
+            axes.text(
+                left + value / 2, place, f"{value:.1f}", ha="center", va="center", fontsize=8.5,
+                color=theme.surface if part != "rest" else theme.ink,
+            )  # fmt: skip
+        left += value
+    axes.text(left + 0.01 * longest, place, f" {left:.1f} ms", va="center", fontsize=8.5)
 
 
 def _categories(section: Section, budget: str) -> Picture:
@@ -224,9 +231,7 @@ def _categories(section: Section, budget: str) -> Picture:
     title = f"Speed-up by kind of prompt, {brief_budget(budget)}"
     file = f"{section.number}-categories-{plain_word(short_budget(budget))}"
     caption = "Each over plain decoding on the same prompts. Plain decoding is 1."
-    return Picture(
-        file, title, caption, f"{title}. {said}.", 1.1 + 0.33 * len(kinds), draw, conditions_line(section.conditions)
-    )
+    return Picture(file, title, caption, f"{title}. {said}.", 1.1 + 0.33 * len(kinds), draw, _line(section))
 
 
 def _batches(sections: Sequence[Section], budget: str) -> Picture:
@@ -239,7 +244,8 @@ def _batches(sections: Sequence[Section], budget: str) -> Picture:
 
     def draw(canvas: Canvas) -> None:
         axes = canvas.axes
-        ends = [line(canvas, name, points) for name, points in lines.items()]
+        places = dodged(lines)
+        ends = [line(canvas, name, points, places[name]) for name, points in lines.items()]
         sizes = [_batch_size(section) for section in sections]
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [str(size) for size in sizes])
@@ -256,11 +262,15 @@ def _batches(sections: Sequence[Section], budget: str) -> Picture:
         f"{name}: " + ", ".join(f"batch {size} {interval(ratio)}" for size, ratio in points)
         for name, points in lines.items()
     )
-    caption = "Each over plain decoding at the same batch size. Bars: 95 % intervals over batches of prompts."
+    caption = (
+        "Each over plain decoding at the same batch size. Bars: 95 % intervals over batches of prompts, side by side."
+    )
     sizes = ", ".join(str(_batch_size(section)) for section in sections)
     conditions = {**sections[0].conditions, "run": {**sections[0].conditions["run"], "batch_size": sizes}}
     file = f"{sections[0].number}-batch-{plain_word(short_budget(budget))}"
-    return Picture(file, title, caption, f"{title}. {said}.", 3.0, draw, conditions_line(conditions))
+    held = [count for section in sections for count in section.held]
+    picture = Picture(file, title, caption, f"{title}. {said}.", 3.0, draw, conditions_line(conditions, held))
+    return saying([picture], shown(held, conditions["suite"]["prompts"], "prompt"))[0]
 
 
 # ------------------------------------------------------------------------------------------------------------- words
@@ -268,6 +278,10 @@ def _batches(sections: Sequence[Section], budget: str) -> Picture:
 
 def _long_name(row: Row) -> str:
     return "plain" if row.plain else f"{row.name} {short_budget(row.figures['budget'])}"
+
+
+def _line(section: Section) -> str:
+    return conditions_line(section.conditions, section.held)
 
 
 def _batch_size(section: Section) -> int:

@@ -21,7 +21,7 @@ from drafterzoo.evaluation.offline.summary import doubts, mal_columns, mal_inter
 from drafterzoo.evaluation.report.verdicts import Verdict, judged, tested
 from drafterzoo.evaluation.results import CONDITIONS, SUMMARY, read_object
 from drafterzoo.evaluation.statistics import PairedRatio
-from drafterzoo.wording import quantity, verb
+from drafterzoo.wording import shown
 
 NEEDED = ("target", "rollouts", "sampling", "convention", "run", "code", "drafters", "budgets", "date")
 
@@ -96,6 +96,16 @@ class OfflineSection:
         return [name for name in self.conditions["drafters"] if name in found]
 
     @property
+    def held(self) -> list[int]:
+        """How many rollouts its rows are counted on: all on the same ones."""
+        return [self.summary["rows"][0]["rollouts"]]
+
+    @property
+    def partial(self) -> str:
+        """What is said beside its numbers where that is not all of them: `12 of 40 rollouts are shown`."""
+        return shown(self.held, self.conditions["rollouts"]["rows"], "rollout")
+
+    @property
     def expected(self) -> bool:
         """Whether rounds are expectations over all that `rejection` may draw, instead of counts."""
         return bool(self.conditions["sampling"]["rule"] == "rejection")
@@ -145,11 +155,6 @@ def _section(number: int, runs: list[Evaluation]) -> tuple[OfflineSection, list[
     conditions, lines = _merged(runs)
     rollouts = conditions["rollouts"]["rows"]
     kept = _matched(lines)
-    remarks = []
-    if (shared := len({line.rollout for line in kept})) < rollouts:
-        names = ", ".join(run.name for run in runs)
-        count = f"{shared} of {quantity(rollouts, 'rollout')} {verb(shared, 'is', 'are')} shown"
-        remarks.append(f"{names}: {count}, since not every row has the others.")
     if not kept:
         raise DataError(f"{runs[0].directory / LINES}: the rows have no rollout in common; run the evaluation again.")
     summary = summarise(kept, conditions, rollouts=rollouts)
@@ -162,7 +167,9 @@ def _section(number: int, runs: list[Evaluation]) -> tuple[OfflineSection, list[
         if (own := cells[figures["cell"]])
     ]
     rows.sort(key=_rank)
-    return OfflineSection(number, conditions, runs, summary, rows, _comparisons(rows), doubts(summary)), remarks
+    section = OfflineSection(number, conditions, runs, summary, rows, _comparisons(rows), doubts(summary))
+    names = ", ".join(run.name for run in runs)
+    return section, [f"{names}: {part}, since not every row has the others."] if (part := section.partial) else []
 
 
 def _merged(runs: Sequence[Evaluation]) -> tuple[dict[str, Any], list[Line]]:

@@ -23,6 +23,7 @@ from drafterzoo.evaluation.report.panels import (
     ranked,
     ranked_height,
     ranked_told,
+    saying,
     strokes_told,
     told,
 )
@@ -39,13 +40,13 @@ def offline_pictures(section: OfflineSection) -> list[Picture]:
         rows = [row for row in section.rows if row.figures["budget"] == budget]
         pictures.append(_at_least(section, budget, {row.name: row.shares for row in rows}))
         pictures.append(_acceptance(section, budget, {row.name: row.figures["acceptance"] for row in rows}))
-    return pictures
+    return saying(pictures, section.partial)
 
 
 def _picture(
     section: OfflineSection, name: str, title: str, caption: str, said: str, height: float, draw: Draw
 ) -> Picture:
-    line = f"counted, not decoded: {conditions_line(section.conditions)}"
+    line = f"counted, not decoded: {conditions_line(section.conditions, section.held)}"
     return Picture(f"{section.number}-{name}", title, caption, f"{title}. {said}.", height, draw, line)
 
 
@@ -62,7 +63,7 @@ def _titled(section: OfflineSection) -> str:
 
 def _curve(section: OfflineSection, entries: Sequence[Ranked]) -> Picture:
     lines = lines_of(entries)
-    caption = f"Bars: 95 % intervals over prompts.{strokes_told(lines)}"
+    caption = f"Bars: 95 % intervals over prompts, side by side.{strokes_told(lines)}"
     said = curves_told(lines).replace("x [", " [")
     return _picture(
         section, "budget-mal", "MAL against budget", caption, said, 3.5, against_budget(lines, "MAL, bonus counted")

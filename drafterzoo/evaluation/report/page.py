@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from drafterzoo.errors import UsageError
+from drafterzoo.errors import NotInstalledError
 from drafterzoo.evaluation.conditions import differing
 from drafterzoo.evaluation.offline.summary import conditions_line as offline_line
 from drafterzoo.evaluation.report import offline_tables, tabulate
@@ -22,6 +22,7 @@ from drafterzoo.evaluation.report.collect import Collection, Section
 from drafterzoo.evaluation.report.figures import batch_pictures, section_pictures
 from drafterzoo.evaluation.report.offline import OfflineSection
 from drafterzoo.evaluation.report.offline_figures import offline_pictures
+from drafterzoo.evaluation.report.tabulate import Table
 from drafterzoo.evaluation.tables import conditions_line
 from drafterzoo.wording import quantity, verb
 
@@ -29,11 +30,11 @@ APART = 2  # differing conditions that a heading names
 
 
 def check_jinja() -> None:
-    """Raise UsageError, naming the extra, where jinja2 is not installed."""
+    """Raise NotInstalledError, naming the extra, where jinja2 is not installed."""
     try:
         import jinja2  # noqa: F401
     except ImportError as error:
-        raise UsageError(
+        raise NotInstalledError(
             "report: the page needs jinja2, which is not installed; type: pip install 'drafterzoo[plots]'."
         ) from error
 
@@ -123,12 +124,12 @@ def _section(section: Section, collection: Collection) -> dict[str, Any]:
     folded = (tabulate.best_budgets, tabulate.categories, tabulate.depths, tabulate.costs, tabulate.conditions)
     return {
         "number": section.number,
-        "line": conditions_line(section.conditions),
+        "line": conditions_line(section.conditions, section.held),
         "lossless": lossless(section),
         "verdicts": tabulate.verdicts(section),
-        "leaderboard": tabulate.leaderboard(section, collection),
-        "pairs": tabulate.head_to_head(section),
-        "folded": [table for make in folded if (table := make(section)) is not None],
+        "leaderboard": _saying(tabulate.leaderboard(section, collection), section.partial),
+        "pairs": _saying(tabulate.head_to_head(section), section.partial),
+        "folded": [_saying(table, section.partial) for make in folded if (table := make(section)) is not None],
     }
 
 
@@ -141,11 +142,16 @@ def _offline(section: OfflineSection) -> dict[str, Any]:
     return {
         "number": section.number,
         "title": " · ".join(words),
-        "line": offline_line(conditions),
-        "leaderboard": offline_tables.leaderboard(section),
-        "pairs": offline_tables.head_to_head(section),
-        "folded": [table for make in made if (table := make(section)) is not None],
+        "line": offline_line(conditions, section.held),
+        "leaderboard": _saying(offline_tables.leaderboard(section), section.partial),
+        "pairs": _saying(offline_tables.head_to_head(section), section.partial),
+        "folded": [_saying(table, section.partial) for make in made if (table := make(section)) is not None],
     }
+
+
+def _saying(table: Table | None, part: str) -> Table | None:
+    """The table; where it shows a part of its run only, a note says which (empty: all of it)."""
+    return attrs.evolve(table, notes=(*table.notes, f"{part}.")) if table is not None and part else table
 
 
 def heading(section: Section) -> str:

@@ -14,7 +14,9 @@ from drafterzoo.budget import Budget
 from drafterzoo.evaluation.report.canvas import (
     Canvas,
     End,
+    Picture,
     beside,
+    dodged,
     edge,
     line,
     name_ends,
@@ -97,8 +99,9 @@ def against_budget(lines: Lines, ylabel: str) -> Draw:
         axes = canvas.axes
         ends: list[End] = []
         shapes: dict[tuple[float, str], list[float]] = {}
+        places = dodged(lines)
         for (name, form), points in lines.items():
-            ends.append(line(canvas, name, points, _stroke(form)))
+            ends.append(line(canvas, name, points, places[name, form], _stroke(form)))
             shapes.setdefault((ends[-1].x, form), []).append(points[-1][1]["high"] or ends[-1].y)
         nodes = sorted({size for points in lines.values() for size, _ in points})
         axes.set_xscale("log", base=2)
@@ -206,6 +209,11 @@ def ranked_told(entries: Sequence[Ranked]) -> str:
 
 def _percent(value: float | None) -> str:
     return "no such round" if value is None else f"{100 * value:.0f} %"
+
+
+def saying(pictures: Sequence[Picture], part: str) -> list[Picture]:
+    """The pictures; where they show a part of their run only, every caption says which (empty: all of it)."""
+    return [attrs.evolve(p, caption=f"{p.caption} {part}.") for p in pictures] if part else list(pictures)
 
 
 def plain_word(text: str) -> str:

@@ -63,8 +63,8 @@ def report(
     stands apart from what was decoded. out: the report's folder, by default `report` inside the first directory; an
     older report there is replaced. definition: "vllm", "sglang", "eagle", "hass", "specforge" or "deepspec" adds τ as
     that project defines it, from the raw counters.
-    Raises UsageError (no results, an unknown definition, a missing extra), DataError (broken results, or of another
-    format version) and DiskError (a folder that cannot be written), before anything is written.
+    Raises NotInstalledError (a missing extra), UsageError (no results, an unknown definition), DataError (broken
+    results, or of another format version) and DiskError (a folder that cannot be written), before anything is written.
     """
     check_matplotlib()
     check_jinja()
