@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import attrs
 import cattrs
@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from drafterzoo.errors import CheckpointError, DrafterzooError, UsageError, suggest
-from drafterzoo.parsing import parse_json
+from drafterzoo.parsing import parse_json, wanted
 
 FORMAT_VERSION = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -129,7 +129,7 @@ def _check_sections(config: Mapping[str, Any], path: Path) -> None:
             raise CheckpointError(f"{path}: key {key!r} is missing; save the checkpoint again with drafterzoo.")
         if key in config and not isinstance(config[key], kind):
             raise CheckpointError(
-                f"{path}: key {key!r} is {config[key]!r}, expected {_type_name(kind)}; "
+                f"{path}: key {key!r} is {config[key]!r}, expected {wanted(kind)}; "
                 f"save the checkpoint again with drafterzoo."
             )
     for section in ("target", "drafter"):
@@ -218,7 +218,7 @@ def structure(cls: type, values: Mapping[str, Any], where: str, error: type[Draf
     check_values(cls, values, where, error)
     for name, field in _fields(cls).items():
         if name not in values and field.default is attrs.NOTHING:
-            raise error(f"{where}: key {name!r} is missing; expected {_type_name(field.type)}.")
+            raise error(f"{where}: key {name!r} is missing; expected {wanted(field.type)}.")
     try:
         return _converter.structure(dict(values), cls)
     except UsageError as problem:  # values that contradict each other: say in which file
@@ -236,15 +236,9 @@ def check_values(cls: type, values: Mapping[str, Any], where: str, error: type[D
         except DrafterzooError:
             raise
         except Exception as problem:
-            expected = _type_name(fields[key].type)
+            expected = wanted(fields[key].type)
             raise error(f"{where}: key {key!r} is {value!r}, expected {expected}.") from problem
 
 
 def _fields(cls: type) -> dict[str, Any]:
     return {f.name: f for f in attrs.fields(attrs.resolve_types(cls)) if f.init}
-
-
-def _type_name(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return f"one of {', '.join(map(repr, get_args(kind)))}"
-    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind).replace("typing.", "")

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from drafterzoo.errors import DataError
 
@@ -65,6 +66,26 @@ def kind(value: object) -> str:
         dict: "an object",
     }
     return kinds.get(type(value), f"a {type(value).__name__}")
+
+
+def wanted(of: Any) -> str:
+    """Words for a type that a value should have had: `a whole number`, `a list of texts`, `one of 'a', 'b'`."""
+    parts = [part for part in get_args(of) if part not in (type(None), ...)]
+    if get_origin(of) is Literal:
+        return f"one of {', '.join(map(repr, parts))}"
+    if get_origin(of) in (Union, UnionType):
+        return " or ".join(dict.fromkeys(map(wanted, parts)))
+    if get_origin(of) in (tuple, list) and len(set(parts)) == 1:
+        one = wanted(parts[0]).partition(" ")[2]
+        return f"a list of {one}s" if parts[0] in (int, float, str) else "a list"
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+    named = {**words, list: "a list", tuple: "a list", dict: "a table"}
+    return named.get(get_origin(of) or of, "a table")
+
+
+def reason(error: Exception) -> str:
+    """Why a file cannot be read, without its path, which the sentence around it names."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 def parse_toml(text: str) -> dict[str, Any]:

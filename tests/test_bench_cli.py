@@ -115,8 +115,8 @@ def test_recipe_keys_are_the_runners_arguments():
     ("text", "said"),
     [
         ("temprature = 1.0", r"r.toml: unknown key 'temprature' \(did you mean 'temperature'\?\)"),
-        ("limit = 'all'", "r.toml: limit is 'all', expected int"),
-        ("seed = true", "r.toml: seed is True, expected int"),
+        ("limit = 'all'", "r.toml: limit is 'all', expected a whole number"),
+        ("seed = true", "r.toml: seed is True, expected a whole number"),
         ("seed = ", "r.toml: not TOML"),
     ],
 )

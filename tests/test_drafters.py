@@ -288,7 +288,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ('"draft_vocab_size": "48"', "draft_vocab_size' is '48', expected int"),
+        ('"draft_vocab_size": "48"', "draft_vocab_size' is '48', expected a whole number"),
         ('"draft_vocab_sise": 48', "unknown key 'draft_vocab_sise' (did you mean 'draft_vocab_size'?)"),
     ],
 )

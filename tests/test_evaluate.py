@@ -394,6 +394,7 @@ def test_what_cannot_be_evaluated_is_one_sentence(target: Target, pair: list[Dra
     other = tiny_target(seed=9, dtype=torch.float64)
     wrong: list[tuple[type[Exception], dict[str, Any], str]] = [
         (DataError, {"rollouts": tmp_path / "none.jsonl"}, "none.jsonl: no such file"),
+        (DataError, {"rollouts": tmp_path}, "is a folder, expected a file of rollouts; name one"),
         (DataError, {"rollouts": empty}, "empty.jsonl: holds no rollouts"),
         (DataError, {"split": "test"}, r"has split 'test'; the rows have split 'train' \(2 rows\), 'val' \(6 rows\)"),
         (DataError, {"temperature": 0.5}, r"no row has temperature 0.5; the rows have temperature 0 \(8 rows\)"),

@@ -13,7 +13,7 @@ from test_metrics import record
 from drafterzoo.errors import DataError, DiskError, UsageError
 from drafterzoo.evaluation import results
 from drafterzoo.evaluation.conditions import Settings, check_comparable, conditions_key
-from drafterzoo.evaluation.results import ResultsWriter, default_directory, read
+from drafterzoo.evaluation.results import ResultsWriter, default_directory, read, read_object
 
 CONDITIONS = {
     "target": {"name": "tiny", "packed": False, "dtype": "float32"},
@@ -90,6 +90,14 @@ def test_missing_or_foreign_folders(tmp_path):
     (folder / "conditions.json").write_text("[]")
     with pytest.raises(DataError, match="expected an object with a format_version, found a list"):
         read(folder)
+
+
+def test_a_file_that_is_missing_is_named_once(tmp_path):
+    with pytest.raises(DataError) as caught:
+        read_object(tmp_path / "conditions.json")
+    path = str(tmp_path / "conditions.json")
+    assert str(caught.value).startswith(f"{path} cannot be read (No such file or directory); restore the file")
+    assert str(caught.value).count(path) == 1
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):

@@ -88,7 +88,7 @@ def test_typed_options_are_shown_as_values(typed: str, capsys: pytest.CaptureFix
     ("typed", "words"),
     [
         ("lookup(max_gram=4)", "lookup: no option 'max_gram' (did you mean 'max_ngram'?)"),
-        ("lookup(max_ngram='many')", "options of lookup: key 'max_ngram' is 'many', expected int"),
+        ("lookup(max_ngram='many')", "options of lookup: key 'max_ngram' is 'many', expected a whole number"),
         ("lookup(max_ngram=nan)", "max_ngram=nan: nan and infinity are no numbers that an option can take"),
         ("lookup(min_ngram=4)", "options of lookup: min_ngram=4 and max_ngram=3, expected"),
         ("eagle3(taps='all')", "options of eagle3: key 'taps' is 'all'"),

@@ -21,7 +21,7 @@ from drafterzoo.catalogue import EMBEDDED, check_spelling
 from drafterzoo.errors import UsageError, suggest
 from drafterzoo.evaluation.conditions import Settings
 from drafterzoo.evaluation.selection import TABLE_KEYS, Where
-from drafterzoo.parsing import parse_toml
+from drafterzoo.parsing import parse_toml, reason
 
 CROSSED = ("drafters", "budgets", "suites", "temperatures", "batch_sizes", "seeds")
 UNTOUCHED = ("name", "out", "estimate")  # keys that change no number, so that a grid may go on after they changed
@@ -178,7 +178,8 @@ def read_grid_recipe(path: str | Path) -> GridRecipe:
         raise UsageError(f'{file}: not TOML ({error}); write lines such as drafters = ["eagle3.1"].') from error
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"grid recipe {file} cannot be read ({error}); give a TOML file, or the name of one of recipes/grids/."
+            f"grid recipe {file} cannot be read ({reason(error)}); give a TOML file, or the name of one of "
+            "recipes/grids/."
         ) from error
     return build_grid_recipe({"name": file.stem, **values}, str(file))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from drafterzoo.errors import UsageError, suggest
-from drafterzoo.parsing import parse_toml
+from drafterzoo.parsing import parse_toml, reason, wanted
 
 KINDS: dict[str, tuple[type, ...]] = {
     "drafters": (str, list),
@@ -51,11 +51,12 @@ def read_bench_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f'{file}: not TOML ({error}); write lines such as suite = "starter".') from error
     except (OSError, ValueError) as error:
-        raise UsageError(f"recipe {file} cannot be read ({error}); give the path of a TOML file.") from error
+        raise UsageError(f"recipe {file} cannot be read ({reason(error)}); give the path of a TOML file.") from error
     for key, value in values.items():
         if key not in KINDS:
             raise UsageError(f"{file}: unknown key {key!r}{suggest(key, KINDS)}; the keys are {', '.join(KINDS)}.")
         if not isinstance(value, KINDS[key]) or (isinstance(value, bool) and bool not in KINDS[key]):
-            expected = " or ".join(kind.__name__ for kind in KINDS[key])
+            kinds = [of for of in KINDS[key] if of is not int or float not in KINDS[key]]
+            expected = " or ".join(map(wanted, kinds))
             raise UsageError(f"{file}: {key} is {value!r}, expected {expected}.")
     return values

@@ -27,7 +27,7 @@ import attrs
 
 from drafterzoo.disk import unwritable, writing
 from drafterzoo.errors import DataError, UsageError
-from drafterzoo.parsing import kind, parse_json
+from drafterzoo.parsing import kind, parse_json, reason
 from drafterzoo.wording import quantity, verb
 
 FORMAT_VERSION = 1
@@ -273,7 +273,7 @@ def read_object(path: Path) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise DataError(f"{path}:{error.lineno}: not JSON ({error.msg}); {AGAIN}.") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read ({error}); {AGAIN}.") from error
+        raise DataError(f"{path} cannot be read ({reason(error)}); {AGAIN}.") from error
     if not isinstance(value, dict) or "format_version" not in value:
         found = "an object without one" if isinstance(value, dict) else kind(value)
         raise DataError(f"{path}: expected an object with a format_version, found {found}; {AGAIN}.")

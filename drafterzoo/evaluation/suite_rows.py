@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from drafterzoo.errors import DataError, NotInstalledError, UsageError
-from drafterzoo.parsing import parse_object
+from drafterzoo.parsing import parse_object, reason
 
 PARQUET = ".parquet"
 SUFFIXES = (".jsonl", ".json", PARQUET)
@@ -81,4 +81,6 @@ def _parquet(path: Path, fields: Sequence[str]) -> Iterator[Row]:
         said = str(error).splitlines()[0].rstrip(".")
         raise DataError(f"suite file {path} is no Parquet file ({said}); fetch or write it again.") from error
     except OSError as error:
-        raise UsageError(f"suite file {path} cannot be read ({error}); check the path and its permissions.") from error
+        raise UsageError(
+            f"suite file {path} cannot be read ({reason(error)}); check the path and its permissions."
+        ) from error

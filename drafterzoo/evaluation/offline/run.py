@@ -107,6 +107,10 @@ def evaluate(
         raise UsageError(f"evaluate: limit is {limit}, expected at least 1; leave it out for all rows.")
     check_asked(temperature, top_p, top_k)
     file = expand_path(str(rollouts))
+    if file.is_dir():
+        raise DataError(
+            f"{file} is a folder, expected a file of rollouts; name one, as `drafterzoo rollout` writes it."
+        )
     if not file.is_file():  # said before anything is loaded
         raise DataError(f"{file}: no such file; make one with `drafterzoo rollout starter {file.name}`.")
     _check_drafters(given)
