@@ -79,8 +79,8 @@ def wanted(of: Any) -> str:
         one = wanted(parts[0]).partition(" ")[2]
         return f"a list of {one}s" if parts[0] in (int, float, str) else "a list"
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-    named = {**words, list: "a list", tuple: "a list", dict: "a table"}
-    return named.get(get_origin(of) or of, "a table")
+    named = {**words, list: "a list", tuple: "a list", dict: "keys with their values"}
+    return named.get(get_origin(of) or of, "keys with their values")
 
 
 def reason(error: Exception) -> str:

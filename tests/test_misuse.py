@@ -134,8 +134,8 @@ def test_a_complaint_names_the_drafter_once_and_rightly(name: str) -> None:
 @pytest.mark.parametrize(
     ("section", "key", "value", "words"),
     [
-        (None, "target", None, "key 'target' is None, expected dict"),
-        (None, "drafter", [], "key 'drafter' is \\[\\], expected dict"),
+        (None, "target", None, "key 'target' is None, expected keys with their values"),
+        (None, "drafter", [], "key 'drafter' is \\[\\], expected keys with their values"),
         (None, "budget", None, "key 'budget' is None"),
         (None, "training", [1], "key 'training' is"),
         (None, "wrappers", [{"name": "pr"}], "sections are those of"),
