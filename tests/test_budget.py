@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import attrs
 import numpy as np
@@ -145,7 +146,11 @@ def test_what_is_typed_wrongly_is_answered_with_what_to_type(text: str) -> None:
 def test_fields_are_whole_numbers(value: object) -> None:
     with pytest.raises(UsageError, match="depth is"):
         Budget(nodes=1, depth=value, grow=1, offer=1)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="p_min is"):
-        Budget(nodes=1, depth=1, grow=1, offer=1, p_min={0: 1, 1.5: math.nan}.get(value, value))  # type: ignore[arg-type, call-overload]
     with pytest.raises(UsageError, match="reconsider is -1"):
         Budget(nodes=1, depth=1, grow=1, offer=1, reconsider=-1)
+
+
+@pytest.mark.parametrize("value", [1, -1, math.nan, True, "4", None])
+def test_a_least_probability_is_a_number_below_one(value: Any) -> None:
+    with pytest.raises(UsageError, match="p_min is"):
+        Budget(nodes=1, depth=1, grow=1, offer=1, p_min=value)

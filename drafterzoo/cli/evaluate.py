@@ -53,8 +53,7 @@ def evaluate(
     budget
         What a round may spend, typed as tables print it: `tree:8` (a tree of 8 nodes; `8` for short), `chain:4`, or all
         of it, `nodes=24,depth=6,grow=6,offer=6`. Behind each may stand `,p_min=0.1`: end a draft early where the
-        drafter gives it less than this chance. May be given
-        several times. Default: the drafters' own.
+        drafter gives it less than this chance. May be given several times. Default: the drafters' own.
     rule
         `match` (default) replays the rounds that decoding makes, for any budget; `rejection` gives the exact expected
         rounds of chains whose drafts are drawn from the drafter's distribution.

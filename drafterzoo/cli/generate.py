@@ -60,8 +60,7 @@ def generate(
     budget
         What a round may spend, typed as tables print it: `tree:8` (a tree of 8 nodes; `8` for short), `chain:4`, or all
         of it, `nodes=24,depth=6,grow=6,offer=6`. Behind each may stand `,p_min=0.1`: end a draft early where the
-        drafter gives it less than this chance.
-        Default: the drafter's own.
+        drafter gives it less than this chance. Default: the drafter's own.
     max_new_tokens
         Stop after this many tokens at the latest.
     temperature

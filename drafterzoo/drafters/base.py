@@ -62,7 +62,7 @@ class Drafter(nn.Module):
 
     name: ClassVar[str]
     Config: ClassVar[type]
-    capabilities: ClassVar[frozenset[str]] = frozenset()
+    capabilities: frozenset[str] = frozenset()  # of its class; a wrapper has those of what it holds
     needs: ClassVar[frozenset[str]] = frozenset()
     has_weights: ClassVar[bool] = True
     source: ClassVar[str] = ""

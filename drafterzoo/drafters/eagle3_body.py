@@ -195,7 +195,7 @@ class Eagle3Body(Drafter):
     """An EAGLE-3 drafter: one or more layers, fused taps, reduced vocabulary, recurrence on its own output."""
 
     Config: ClassVar[type] = Eagle3Config
-    capabilities: ClassVar[frozenset[str]] = frozenset({"recurrent"})
+    capabilities: frozenset[str] = frozenset({"recurrent"})
     flags: ClassVar[dict[str, Any]] = {}
 
     config: Eagle3Config

@@ -67,7 +67,6 @@ class Lookup(Drafter):
 
     name: ClassVar[str] = "lookup"
     Config: ClassVar[type] = LookupConfig
-    capabilities: ClassVar[frozenset[str]] = frozenset()
     has_weights: ClassVar[bool] = False
     source: ClassVar[str] = "prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding"
     meanings: ClassVar[Mapping[str, str]] = {

@@ -34,7 +34,7 @@ def grow(
     levels = allocation(budget)
     looks = budget.p_min > 0 and tokens.device.type == "cpu" and rows <= (budget.depth - 1) * budget.grow
     for step in range(budget.depth):
-        frontier = growth.frontier(step, budget.grow, looks and step > 0)
+        frontier = growth.frontier(step, budget.grow, looks)
         if not frontier.width:
             break
         offers = drafter.expand(state, frontier, select)

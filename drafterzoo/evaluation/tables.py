@@ -55,8 +55,9 @@ class Grid:
         )
         for index, column in enumerate(self.columns):
             word = index < self.labels
+            head = _fitted(column, names or {}).replace(",p_min=", ",\np_min=")
             table.add_column(
-                escape(_fitted(column, names or {})), justify="left" if word else "right", no_wrap=word,
+                escape(head), justify="left" if word else "right", no_wrap=word,
                 overflow="ellipsis" if word else "fold",
             )  # fmt: skip
         for row in self.rows:
@@ -242,10 +243,7 @@ def _categories(rows: Sequence[Row]) -> Grid:
     if len(names) < len(rows):  # whichever are fewer stand side by side
         columns = ("drafter", "budget", *(f"{name}\n({answers})" for name, answers in names))
         return Grid("By category", caption, columns, tuple((*label(r), *c) for r, c in zip(rows, cells, strict=True)))
-    columns = (
-        "category",
-        *("\n".join(label(row)).removesuffix(f"\n{NOTHING}").replace(",p_min", ",\np_min") for row in rows),
-    )
+    columns = ("category", *("\n".join(label(row)).removesuffix(f"\n{NOTHING}") for row in rows))
     lines = [(f"{name} ({n})", *(row[i] for row in cells)) for i, (name, n) in enumerate(names)]
     return Grid("By category", caption, columns, tuple(lines), labels=1)
 

@@ -30,7 +30,7 @@ class PackedLinear(nn.Module):
         self.in_features, self.out_features, self.dtype = linear.in_features, linear.out_features, dtype
         weight = linear.weight.detach()
         if dtype == torch.int8:
-            self.packed, self.scales = _in_steps(functional.pad(weight, (0, -self.in_features % _MULTIPLE)))
+            self.packed, self.scales = _in_steps(self._filled(weight))
         else:
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype), _BATCH_HINT)
         self._dense = None if dtype == weight.dtype else weight
@@ -47,11 +47,16 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.packed, bias, "none", [], "").to(x.dtype)
 
     def _multiply_steps(self, x: Tensor) -> Tensor:
-        rows = functional.pad(x.reshape(-1, self.in_features).to(torch.bfloat16), (0, -self.in_features % _MULTIPLE))
+        rows = self._filled(x.reshape(-1, self.in_features).to(torch.bfloat16)).contiguous()
         product = torch._weight_int8pack_mm(rows, self.packed, self.scales).to(x.dtype)
         product = product.view(*x.shape[:-1], self.out_features)
         bias = self._bias(x.dtype)
         return product if bias is None else product + bias
+
+    def _filled(self, rows: Tensor) -> Tensor:
+        """Rows [R, in] with zeros up to whole vectors; padding by nothing would copy them."""
+        lacking = -self.in_features % _MULTIPLE
+        return functional.pad(rows, (0, lacking)) if lacking else rows
 
     def _bias(self, dtype: torch.dtype) -> Tensor | None:
         return None if self.bias is None else self.bias.to(dtype)

@@ -41,10 +41,7 @@ class Wrapper(Drafter):
         self.base = base
         self.spec = f"{base.spec}+{self.name}"
         self.budget = base.budget
-
-    @property
-    def capabilities(self) -> frozenset[str]:  # type: ignore[override]  # what it holds decides, not its class
-        return self.base.capabilities
+        self.capabilities = base.capabilities
 
     @property
     def taps(self) -> tuple[int, ...]:
