@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 _MULTIPLE = 64  # the int8 kernel reads whole vectors, past the end of a shorter row
+_FEW = 8  # rows up to which the int8 kernel is the quicker one; from thirty-two on it takes twice as long as float32
 _BATCH_HINT = 8  # the layout is chosen for this many rows; 1 is worse from two rows on (machine.md 3)
 
 
@@ -21,8 +22,9 @@ class PackedLinear(nn.Module):
     """`nn.Linear` for inference in float32 on CPU: x [..., in] -> [..., out]. A float32 layer keeps no dense weight.
 
     dtype bfloat16 multiplies in bfloat16: half the memory to read, a rounded product. int8 rounds every output's
-    weights to 127 steps of a scale of their own and the input to bfloat16: a quarter of the memory to read, and a row's
-    product does not depend on the other rows. Both keep the dense weight, which could not be given back otherwise.
+    weights to 127 steps of a scale of their own, the input and the product to bfloat16: a quarter of the memory to
+    read. Many rows are bound by multiplying, which float32 does quicker, so the rounded weight is also kept packed in
+    float32: the same numbers, summed in another order. Both keep the dense weight, to be given back as it was.
     """
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32) -> None:
@@ -31,6 +33,8 @@ class PackedLinear(nn.Module):
         weight = linear.weight.detach()
         if dtype == torch.int8:
             self.packed, self.scales = _in_steps(self._filled(weight))
+            rounded = self.packed[:, : self.in_features].float() * self.scales.float()[:, None]
+            self.for_many = torch.ops.mkldnn._reorder_linear_weight(rounded, _BATCH_HINT)
         else:
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype), _BATCH_HINT)
         self._dense = None if dtype == weight.dtype else weight
@@ -47,9 +51,12 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.packed, bias, "none", [], "").to(x.dtype)
 
     def _multiply_steps(self, x: Tensor) -> Tensor:
-        rows = self._filled(x.reshape(-1, self.in_features).to(torch.bfloat16)).contiguous()
-        product = torch._weight_int8pack_mm(rows, self.packed, self.scales).to(x.dtype)
-        product = product.view(*x.shape[:-1], self.out_features)
+        rows = x.reshape(-1, self.in_features).to(torch.bfloat16)
+        if len(rows) > _FEW:
+            product = torch.ops.mkldnn._linear_pointwise(rows.float(), self.for_many, None, "none", [], "")
+        else:
+            product = torch._weight_int8pack_mm(self._filled(rows).contiguous(), self.packed, self.scales)
+        product = product.to(torch.bfloat16).to(x.dtype).view(*x.shape[:-1], self.out_features)
         bias = self._bias(x.dtype)
         return product if bias is None else product + bias
 
@@ -95,7 +102,7 @@ def quickest_dtype() -> torch.dtype:
     """bfloat16 where this CPU multiplies it by itself (AVX-512 BF16, AMX), int8 elsewhere; float32 where neither works.
 
     Few rows are bound by reading the weight, and half of it is read in half the time. Rounding costs no repeatability:
-    a row's product depends on how many rows there are less often than in float32, and in int8 never.
+    a row's product depends on how many rows there are less often than in float32.
     """
     native = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
     if native is not None and native() and packing_works(torch.bfloat16):
