@@ -83,6 +83,19 @@ def test_an_interrupted_call_goes_on_where_it_stopped(target: Target, tmp_path: 
     assert make(target, path) == {"rows": 12, "new_rows": 0, "new_tokens": 0}
 
 
+def test_a_prompt_asked_twice_is_answered_twice_however_often_it_stops(target: Target, tmp_path: Path) -> None:
+    path, asked = tmp_path / "r.jsonl", [("own", "alike"), ("own", "other"), ("own", "alike"), ("own", "alike")]
+    made = make_rollouts(target, asked, path, max_new_tokens=4, temperatures=[1.0], batch_size=2)
+    assert made["rows"] == made["new_rows"] == 4
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert sorted(json.loads(line)["request"] for line in lines) == [0, 1, 2, 3]
+    path.write_bytes(b"".join(lines[:2]))
+    again = make_rollouts(target, asked, path, max_new_tokens=4, temperatures=[1.0], batch_size=2)
+    assert (again["rows"], again["new_rows"]) == (4, 2)
+    assert sorted(path.read_bytes().splitlines(keepends=True)) == sorted(lines)
+    assert make_rollouts(target, asked, path, max_new_tokens=4, temperatures=[1.0])["rows"] == 4
+
+
 def test_another_temperature_is_another_answer(target: Target, tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     make(target, path, temperatures=[0.0])

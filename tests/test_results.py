@@ -11,8 +11,9 @@ import pytest
 from test_metrics import record
 
 from drafterzoo.errors import DataError, DiskError, UsageError
+from drafterzoo.evaluation import conditions as conditions_file
 from drafterzoo.evaluation import results
-from drafterzoo.evaluation.conditions import Settings, check_comparable, conditions_key
+from drafterzoo.evaluation.conditions import Settings, check_comparable, code, conditions_key
 from drafterzoo.evaluation.results import ResultsWriter, default_directory, read, read_object
 
 CONDITIONS = {
@@ -164,3 +165,25 @@ def test_settings_that_cannot_be_meant(wrong, said):
 def test_when_texts_must_be_equal():
     assert Settings().same_text and Settings(temperature=1.0).same_text and Settings(verification="rejection").same_text
     assert not Settings(verification="rejection", temperature=1.0).same_text
+
+
+def test_the_code_that_ran_is_known_by_its_sources_where_no_commit_is(tmp_path, monkeypatch):
+    def hashed(**files):
+        package = tmp_path / str(len(list(tmp_path.iterdir())))
+        for name, text in files.items():
+            (package / name).mkdir(parents=True)
+            (package / name / "a.py").write_text(text)
+            (package / name / "notes.md").write_text(package.name)  # what is not code changes no number
+        monkeypatch.setattr(conditions_file, "PACKAGE", package)
+        conditions_file._sources.cache_clear()
+        found = code()
+        assert found["commit"] is None
+        return found["sources_sha256"]
+
+    first = hashed(x="1", y="2")
+    assert hashed(y="2", x="1") == first
+    others = [hashed(x="1", y="3"), hashed(x="2", y="1"), hashed(x="1", z="2"), hashed(x="1"), hashed(x="12", y="")]
+    assert len({first, *others}) == 6
+    monkeypatch.undo()
+    conditions_file._sources.cache_clear()
+    assert re.fullmatch("[0-9a-f]{16}", code()["sources_sha256"])

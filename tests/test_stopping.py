@@ -17,7 +17,7 @@ import torch
 
 from drafterzoo.cli import GOES_ON, main
 from drafterzoo.engine.coupling import Coupling, Fit
-from drafterzoo.errors import DataError
+from drafterzoo.errors import DataError, UsageError
 from drafterzoo.target import Target
 from drafterzoo.training import features, run
 from drafterzoo.training.features import open_cache
@@ -312,6 +312,25 @@ def test_a_finished_run_is_left_as_it_is(
     assert json.loads(capsys.readouterr().out)["finished"] is True
     moved = out.rename(tmp_path / "moved")
     assert run.train(recipe, out=moved, quiet=True).summary["directory"] == str(moved)
+
+
+def test_training_gives_the_threads_back(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe.write_text(recipe.read_text().replace("[run]", "[run]\nthreads = 2"))
+    seen: list[int] = []
+
+    def look(*args: Any, **options: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        raise UsageError("seen enough")
+
+    monkeypatch.setattr(run, "load_target", look)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with pytest.raises(UsageError, match="seen enough"):
+            run.train(recipe, out=tmp_path / "run", quiet=True)
+        assert seen == [2] and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("lost", ["summary.json", "best/config.json"])

@@ -15,9 +15,9 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from drafterzoo.errors import UsageError
+from drafterzoo.threads import MOST_THREADS
 from drafterzoo.wording import verb
 
-MOST_THREADS = 4096  # as in recipes
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print one JSON object instead of text.")]
 
 

@@ -13,6 +13,7 @@ import platform
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,6 +24,7 @@ import torch
 from drafterzoo import __version__
 from drafterzoo.engine.sampling import Sampling, process
 from drafterzoo.errors import UsageError
+from drafterzoo.resources import PACKAGE
 
 if TYPE_CHECKING:
     from drafterzoo.drafters.base import Drafter
@@ -197,14 +199,25 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def code() -> dict[str, Any]:
-    """Versions, and the commit of the checkout that is running (None when installed from a package)."""
+    """Versions, the commit of the checkout that is running (None when installed from a package), and a hash of it."""
     return {
         "drafterzoo": __version__,
-        "commit": _commit(Path(__file__).parents[1]),
+        "commit": _commit(PACKAGE),
+        "sources_sha256": _sources(),
         "torch": torch.__version__,
         "transformers": metadata.version("transformers"),
         "python": platform.python_version(),
     }
+
+
+@cache
+def _sources() -> str:
+    """A hash of the package's own Python files: equal for a checkout and the wheel that was built from it."""
+    digest = hashlib.sha256()
+    for file in sorted(PACKAGE.rglob("*.py"), key=lambda file: file.relative_to(PACKAGE).as_posix()):
+        digest.update(f"{file.relative_to(PACKAGE).as_posix()}\0{file.stat().st_size}\0".encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _commit(package: Path) -> str | None:

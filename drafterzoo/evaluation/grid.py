@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import torch
 
 from drafterzoo.catalogue import load
 from drafterzoo.drafters.base import Drafter
@@ -35,6 +34,7 @@ from drafterzoo.evaluation.summary import PLAIN
 from drafterzoo.progress import Bar, console, progress
 from drafterzoo.target import load_target
 from drafterzoo.target.target import Target
+from drafterzoo.threads import with_threads
 from drafterzoo.wording import quantity
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _read(recipe: str | os.PathLike[str] | Mapping[str, Any] | GridRecipe) -> Gr
 
 def measure(plan: Plan, whole: Plan, directory: Path, show_progress: bool) -> None:
     """Work on a plan in this process, and sum the whole one up."""
-    with _threads(plan.recipe.threads):
+    with with_threads(plan.recipe.threads):
         session = _Session.open(plan, whole, directory, show_progress)
         places.begin(directory, whole, session.commit)
         try:
@@ -130,7 +130,7 @@ def _spread(plan: Plan, whole: Plan, directory: Path, address: str, show_progres
 def _one_table(plan: Plan, whole: Plan, directory: Path, name: str) -> list[dict[str, Any]]:
     """A task of the cluster: one table, up to its own summary. Returns what failed."""
     alone = attrs.evolve(plan, tables=tuple(table for table in plan.tables if table.name == name))
-    with _threads(plan.recipe.threads):
+    with with_threads(plan.recipe.threads):
         return _Session.open(alone, whole, directory, False).run()
 
 
@@ -140,17 +140,6 @@ def _sum_up(whole: Plan, directory: Path, failures: Sequence[Mapping[str, Any]])
         raise DataError(f"grid {whole.recipe.name}: plain decoding failed in every table ({failures[0]['reason']}).")
     summary = summarise_grid(whole, directory, failures)
     places.save(directory, results.SUMMARY, summary)
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Compute with that many CPU threads; 0 leaves them as they are."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @attrs.define(eq=False)

@@ -162,7 +162,8 @@ def agreed(directory: Path, conditions: Mapping[str, Any], order: Sequence[str])
 def _fixed(conditions: Mapping[str, Any], drafters: Sequence[str]) -> dict[str, Any]:
     """What must stay equal from session to session."""
     kept = {key: value for key, value in conditions.items() if key not in ("budgets", "date")}
-    kept["code"] = {key: value for key, value in conditions["code"].items() if key != "commit"}
+    revised = ("commit", "sources_sha256")  # a grid goes on after the code was mended; its sessions are noted
+    kept["code"] = {key: value for key, value in conditions["code"].items() if key not in revised}
     return {**kept, "drafters": {name: conditions["drafters"][name] for name in drafters}}
 
 

@@ -7,7 +7,6 @@ one.
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,15 +21,11 @@ from drafterzoo.errors import UsageError, suggest
 from drafterzoo.evaluation.conditions import Settings
 from drafterzoo.evaluation.selection import TABLE_KEYS, Where
 from drafterzoo.parsing import parse_toml, reason
+from drafterzoo.threads import MOST_THREADS
+from drafterzoo.validators import positive
 
 CROSSED = ("drafters", "budgets", "suites", "temperatures", "batch_sizes", "seeds")
 UNTOUCHED = ("name", "out", "estimate")  # keys that change no number, so that a grid may go on after they changed
-MOST_THREADS = 4096  # more than any machine has; torch itself fails far beyond
-
-
-def _positive(instance: object, attribute: attrs.Attribute, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise UsageError(f"{attribute.name} is {value}, expected a number above zero.")
 
 
 @attrs.frozen
@@ -41,7 +36,7 @@ class Estimate:
     suites whose file is not on this machine, by name (prompts: what the suite declares; turns: 1 unless said).
     """
 
-    tokens_per_second: float = attrs.field(default=22.0, validator=_positive)
+    tokens_per_second: float = attrs.field(default=22.0, validator=positive)
     prompts: dict[str, int] = attrs.Factory(dict)
     turns: dict[str, int] = attrs.Factory(dict)
 

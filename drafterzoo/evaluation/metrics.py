@@ -12,7 +12,8 @@ from statistics import median
 from drafterzoo.evaluation.results import Record
 
 
-def _ratio(numerator: float, denominator: float) -> float | None:
+def ratio(numerator: float, denominator: float) -> float | None:
+    """A fraction; None where there is nothing to divide by."""
     return numerator / denominator if denominator else None
 
 
@@ -23,7 +24,7 @@ def tau(records: Sequence[Record]) -> float | None:
     at EOS *before* counting, so nothing past the end is credited. A round that the length limit cut counts whole: where
     the limit falls says nothing of the drafter.
     """
-    return _ratio(sum(sum(r.committed) for r in records), sum(r.rounds for r in records))
+    return ratio(sum(sum(r.committed) for r in records), sum(r.rounds for r in records))
 
 
 def tau_macro(records: Sequence[Record]) -> float | None:
@@ -32,12 +33,12 @@ def tau_macro(records: Sequence[Record]) -> float | None:
     Answers without rounds are left out.
     """
     values = [sum(r.committed) / r.rounds for r in records if r.rounds]
-    return _ratio(sum(values), len(values))
+    return ratio(sum(values), len(values))
 
 
 def accepted_per_round(records: Sequence[Record]) -> float | None:
     """Accepted draft nodes per target call, pooled, cut at EOS. The bonus token is NOT counted: about tau - 1."""
-    return _ratio(sum(sum(r.accepted) for r in records), sum(r.rounds for r in records))
+    return ratio(sum(sum(r.accepted) for r in records), sum(r.rounds for r in records))
 
 
 def survival(records: Sequence[Record], depth: int) -> list[float | None]:
@@ -46,7 +47,7 @@ def survival(records: Sequence[Record], depth: int) -> list[float | None]:
     Their sum over all depths is `accepted_per_round`. A drafter that offers nothing at a depth fails there.
     """
     accepted = [a for r in records for a in r.accepted]
-    return [_ratio(sum(a >= d for a in accepted), len(accepted)) for d in range(1, depth + 1)]
+    return [ratio(sum(a >= d for a in accepted), len(accepted)) for d in range(1, depth + 1)]
 
 
 def conditional(records: Sequence[Record], depth: int) -> list[float | None]:
@@ -59,23 +60,23 @@ def conditional(records: Sequence[Record], depth: int) -> list[float | None]:
     values: list[float | None] = []
     for d in range(1, depth + 1):
         tried = [a >= d for a, c in rounds if a >= d - 1 and c >= d]
-        values.append(_ratio(sum(tried), len(tried)))
+        values.append(ratio(sum(tried), len(tried)))
     return values
 
 
 def forwards_per_round(records: Sequence[Record]) -> float | None:
     """Forwards of the drafter's block per target call, counted where they happen."""
-    return _ratio(sum(sum(r.forwards) for r in records), sum(r.rounds for r in records))
+    return ratio(sum(sum(r.forwards) for r in records), sum(r.rounds for r in records))
 
 
 def rows_per_round(records: Sequence[Record]) -> float | None:
     """Rows in the drafter's forwards per target call and request, counted where they happen."""
-    return _ratio(sum(sum(r.rows) for r in records), sum(r.rounds for r in records))
+    return ratio(sum(sum(r.rows) for r in records), sum(r.rounds for r in records))
 
 
 def nodes_per_round(records: Sequence[Record]) -> float | None:
     """Draft nodes verified per target call, the root excluded."""
-    return _ratio(sum(sum(r.nodes) for r in records), sum(r.rounds for r in records))
+    return ratio(sum(sum(r.nodes) for r in records), sum(r.rounds for r in records))
 
 
 def decode_seconds(records: Sequence[Record]) -> float:
@@ -100,26 +101,26 @@ def tokens_per_second(records: Sequence[Record]) -> float | None:
 
     Each answer counts once, however often it was timed.
     """
-    return _ratio(sum(r.decoded for r in first(records)), decode_seconds(records))
+    return ratio(sum(r.decoded for r in first(records)), decode_seconds(records))
 
 
 def tokens_per_second_with_prefill(records: Sequence[Record]) -> float | None:
     """All tokens of the answers, prefill's included, per second of prefill and rounds together."""
-    return _ratio(sum(len(r.tokens) for r in first(records)), decode_seconds(records) + prefill_seconds(records))
+    return ratio(sum(len(r.tokens) for r in first(records)), decode_seconds(records) + prefill_seconds(records))
 
 
 def milliseconds_per_round(records: Sequence[Record]) -> dict[str, float | None]:
     """Mean milliseconds of a round in `draft` (the drafter), `verify` (the target's forward) and `rest` (all else)."""
     rounds = sum(r.rounds for r in records)
     parts = {"draft": lambda r: r.draft_s, "verify": lambda r: r.verify_s, "rest": lambda r: r.rest_s}
-    return {name: _ratio(1e3 * sum(sum(part(r)) for r in records), rounds) for name, part in parts.items()}
+    return {name: ratio(1e3 * sum(sum(part(r)) for r in records), rounds) for name, part in parts.items()}
 
 
 def time_shares(records: Sequence[Record]) -> dict[str, float | None]:
     """Shares of the rounds' time in draft, verify and rest; they add up to 1."""
     times = milliseconds_per_round(records)
     total = sum(value or 0.0 for value in times.values())
-    return {name: _ratio(value or 0.0, total) for name, value in times.items()}
+    return {name: ratio(value or 0.0, total) for name, value in times.items()}
 
 
 def by_category(records: Sequence[Record]) -> dict[str, list[Record]]:

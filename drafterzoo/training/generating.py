@@ -12,6 +12,7 @@ import math
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ def make_rollouts(
     splits = _splits(len(prompts), held_out, seed)
     heat = [temperatures[i % len(temperatures)] for i in range(len(prompts))]
     encoded = [target.encode_chat([{"role": "user", "content": text}]) for _, text in prompts]
-    left = [i for i, (_, text) in enumerate(prompts) if (text, heat[i]) not in done]
+    left = _left([(text, heat[i]) for i, (_, text) in enumerate(prompts)], done)
     new_tokens, started = 0, time.perf_counter()
     title = f"{len(left)} of {quantity(len(prompts), 'prompt')} to answer by {target.name}"
     with progress(title, len(left), "prompts") as bar:
@@ -133,7 +134,7 @@ def make_rollouts(
             new_tokens += sum(min(len(answer), max_new_tokens) for answer in answers)
             bar(len(batch))
             bar.remark(f"{new_tokens:,} tokens, {new_tokens / (time.perf_counter() - started):,.0f} tokens/s")
-    return {"rows": len(done) + len(left), "new_rows": len(left), "new_tokens": new_tokens}
+    return {"rows": done.total() + len(left), "new_rows": len(left), "new_tokens": new_tokens}
 
 
 def _row(
@@ -183,10 +184,21 @@ def _batches(
             yield like[start : start + batch_size]
 
 
-def _answered(path: Path) -> set[tuple[str, float]]:
-    """The (prompt, temperature) pairs that `path` answers. A last line cut short by an interruption is cut off."""
+def _left(asked: Sequence[tuple[str, float]], done: Counter[tuple[str, float]]) -> list[int]:
+    """The places of what is not answered yet; what is asked twice is answered twice, the first place first."""
+    seen: Counter[tuple[str, float]] = Counter()
+    places = []
+    for place, pair in enumerate(asked):
+        seen[pair] += 1
+        if seen[pair] > done[pair]:
+            places.append(place)
+    return places
+
+
+def _answered(path: Path) -> Counter[tuple[str, float]]:
+    """How often `path` answers each (prompt, temperature). A last line cut short by an interruption is cut off."""
     if not path.exists():
-        return set()
+        return Counter()
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -207,7 +219,7 @@ def _answered(path: Path) -> set[tuple[str, float]]:
             os.truncate(path, len(whole))
         except OSError as error:
             raise unwritable(f"{path}:", error, ANOTHER_FILE) from error
-    return {(row["prompt"], row.get("temperature", 0.0)) for row in rows}
+    return Counter((row["prompt"], row.get("temperature", 0.0)) for row in rows)
 
 
 def _append(path: Path, rows: Sequence[dict[str, Any]]) -> None:

@@ -6,7 +6,6 @@ nearest valid one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -17,15 +16,12 @@ from drafterzoo import checkpoint
 from drafterzoo.budget import Budget
 from drafterzoo.errors import UsageError, suggest
 from drafterzoo.parsing import parse_toml
+from drafterzoo.threads import MOST_THREADS
 from drafterzoo.training.kinds import check_kinds, check_required
 from drafterzoo.training.prompts import evaluation_suite
+from drafterzoo.validators import positive
 
 MOST_EPOCHS = 10_000  # beyond, a slip of the keyboard: nobody waits for the end
-
-
-def _positive(instance: object, attribute: attrs.Attribute, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise UsageError(f"{attribute.name} is {value}, expected a number above zero.")
 
 
 def _between(low: float, high: float) -> Callable[[object, attrs.Attribute, Any], None]:
@@ -96,8 +92,8 @@ class DataSection:
     features: Literal["cache", "online"] = "cache"
     cache: str = "runs/features"
     precision: Literal["float32", "bfloat16"] = "float32"
-    max_length: int = attrs.field(default=2048, validator=_positive)
-    pack: int = attrs.field(default=320, validator=_positive)
+    max_length: int = attrs.field(default=2048, validator=positive)
+    pack: int = attrs.field(default=320, validator=positive)
 
 
 @attrs.frozen
@@ -111,9 +107,9 @@ class GenerateSection:
     """
 
     prompts: str = attrs.field(default="builtin:4000", validator=_prompts)
-    max_new_tokens: int = attrs.field(default=192, validator=_positive)
+    max_new_tokens: int = attrs.field(default=192, validator=positive)
     temperatures: tuple[float, ...] = attrs.field(default=(0.0, 0.0, 1.0), validator=_temperatures)
-    batch_size: int = attrs.field(default=32, validator=_positive)
+    batch_size: int = attrs.field(default=32, validator=positive)
     held_out: float = attrs.field(default=0.05, validator=_share)
     seed: int = 0
 
@@ -131,7 +127,7 @@ class InitSection:
     from_checkpoint: str | None = None
     vocabulary: Literal["kept", "anew"] = "kept"
     fc: Literal["random", "ridge"] = "random"
-    ridge_rows: int = attrs.field(default=100000, validator=_positive)
+    ridge_rows: int = attrs.field(default=100000, validator=positive)
 
     def __attrs_post_init__(self) -> None:
         if self.from_checkpoint and self.fc != "random":
@@ -144,12 +140,12 @@ class InitSection:
 class OptimizerSection:
     """AdamW; linear warm-up, then cosine to `final` times the peak; gradient clipping; an average of the weights."""
 
-    lr: float = attrs.field(default=1e-4, validator=_positive)
+    lr: float = attrs.field(default=1e-4, validator=positive)
     betas: tuple[float, float] = attrs.field(default=(0.9, 0.95), validator=_between(0, 0.9999999))
     weight_decay: float = attrs.field(default=0.0, validator=_between(0, 1e6))
     warmup: float = attrs.field(default=0.02, validator=_between(0, 1))
     final: float = attrs.field(default=0.0, validator=_between(0, 1))
-    clip: float = attrs.field(default=0.5, validator=_positive)
+    clip: float = attrs.field(default=0.5, validator=positive)
     ema: float = attrs.field(default=0.0, validator=_between(0, 1))
 
 
@@ -165,9 +161,9 @@ class RunSection:
 
     epochs: float = attrs.field(default=1.0, validator=_epochs)
     seed: int = attrs.field(default=0, validator=_between(0, 2**32 - 1))
-    save_every: int = attrs.field(default=500, validator=_positive)
-    log_every: int = attrs.field(default=20, validator=_positive)
-    threads: int = attrs.field(default=0, validator=_between(0, 4096))
+    save_every: int = attrs.field(default=500, validator=positive)
+    log_every: int = attrs.field(default=20, validator=positive)
+    threads: int = attrs.field(default=0, validator=_between(0, MOST_THREADS))
     fit_coupling: int = attrs.field(default=0, validator=_between(0, 10**9))
     storage: Literal["float32", "bfloat16", "float16"] = "float32"
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -177,9 +173,9 @@ class RunSection:
 class EvaluateSection:
     """The periodic real decode on held-out prompts; the checkpoint with the best tau is kept as `best`."""
 
-    every: int = attrs.field(default=2000, validator=_positive)
-    prompts: int = attrs.field(default=24, validator=_positive)
-    max_new_tokens: int = attrs.field(default=64, validator=_positive)
+    every: int = attrs.field(default=2000, validator=positive)
+    prompts: int = attrs.field(default=24, validator=positive)
+    max_new_tokens: int = attrs.field(default=64, validator=positive)
     budget: str = attrs.field(default="chain:4", validator=_budget)
 
 

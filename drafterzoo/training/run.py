@@ -32,6 +32,7 @@ from drafterzoo.progress import console
 from drafterzoo.registry import DRAFTERS, parse_spec
 from drafterzoo.target import load_target
 from drafterzoo.target.target import Target
+from drafterzoo.threads import with_threads
 from drafterzoo.training.features import ANOTHER, FeatureCache, OnlineFeatures, open_cache
 from drafterzoo.training.generating import ANOTHER_ENTRY, ensure_rollouts
 from drafterzoo.training.kept import read_kept
@@ -83,8 +84,12 @@ def train(
     summary = finished_summary(recipe, folder)
     if summary is not None:
         return TrainResult(summary, folder, already=True)
-    if recipe.run.threads:
-        torch.set_num_threads(recipe.run.threads)
+    with with_threads(recipe.run.threads):
+        return _train(recipe, objective, folder, say)
+
+
+def _train(recipe: Recipe, objective: TTT, folder: Path, say: Say) -> TrainResult:
+    """Load the target, read rollouts and features, and take the steps that are left."""
     torch.manual_seed(recipe.run.seed)
     target = load_target(recipe.target.name, revision=recipe.target.revision, dtype=getattr(torch, recipe.target.dtype))
     if recipe.generate is not None:

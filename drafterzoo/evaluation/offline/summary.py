@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from drafterzoo.evaluation.metrics import ratio
 from drafterzoo.evaluation.offline.lines import Line
 from drafterzoo.evaluation.statistics import Z95, Array, PairedRatio, paired_ratio
 from drafterzoo.evaluation.tables import NOTHING, Grid, interval, number, short_budget
@@ -63,11 +64,11 @@ def _row(lines: Sequence[Line]) -> dict[str, Any]:
         "tokens": tokens,
         "rounds": rounds,
         "rounds_smoothed": smoothed,
-        "tau": _ratio(committed, rounds),
-        "mal": _ratio(tokens, rounds),
-        "mal_smoothed": None if smoothed is None else _ratio(tokens, smoothed),
+        "tau": ratio(committed, rounds),
+        "mal": ratio(tokens, rounds),
+        "mal_smoothed": None if smoothed is None else ratio(tokens, smoothed),
         "rounds_of_at_least": at_least,
-        "acceptance": [_ratio(more, some) for some, more in pairwise(at_least)],
+        "acceptance": [ratio(more, some) for some, more in pairwise(at_least)],
         "nodes_per_round": _per_round(lines, "nodes"),
         "forwards_per_round": _per_round(lines, "forwards"),
         "rows_per_round": _per_round(lines, "rows"),
@@ -79,7 +80,7 @@ def _row(lines: Sequence[Line]) -> dict[str, Any]:
 
 def _figures(lines: Sequence[Line]) -> dict[str, Any]:
     tokens = sum(line.tokens for line in lines)
-    return {"rollouts": len(lines), "mal": _ratio(tokens, math.fsum(line.rounds for line in lines))}
+    return {"rollouts": len(lines), "mal": ratio(tokens, math.fsum(line.rounds for line in lines))}
 
 
 def _by_category(lines: Sequence[Line]) -> dict[str, list[Line]]:
@@ -92,11 +93,7 @@ def _by_category(lines: Sequence[Line]) -> dict[str, list[Line]]:
 def _per_round(lines: Sequence[Line], name: str) -> float | None:
     """A raw counter per round; None under `rejection`, where no single rounds are seen."""
     values = [value for line in lines for value in getattr(line, name)]
-    return _ratio(sum(values), len(values))
-
-
-def _ratio(numerator: float, denominator: float) -> float | None:
-    return numerator / denominator if denominator else None
+    return ratio(sum(values), len(values))
 
 
 def _comparisons(cells: Mapping[tuple[str, str], Sequence[Line]], drafters: Sequence[str]) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ import attrs
 
 from drafterzoo.errors import UsageError, suggest
 from drafterzoo.evaluation import metrics
+from drafterzoo.evaluation.metrics import ratio
 from drafterzoo.evaluation.results import Record
 
 
@@ -51,12 +52,12 @@ def sglang(records: Sequence[Record]) -> float | None:
     The token that prefill gave is in the numerator, though no step verified it; answers are cut at EOS and at the
     length limit. Source: SGLang, completion_tokens / spec_verify_ct of a request's meta_info, as its benchmarks sum it.
     """
-    return _ratio(sum(len(r.tokens) for r in records), sum(r.rounds for r in records))
+    return ratio(sum(len(r.tokens) for r in records), sum(r.rounds for r in records))
 
 
 def eagle(records: Sequence[Record]) -> float | None:
     """Accepted + 1, averaged over all rounds of all questions. Not cut at EOS. Source: EAGLE, issue 195."""
-    return _ratio(sum(a + 1 for r in records for a in _walked(r)), sum(r.rounds for r in records))
+    return ratio(sum(a + 1 for r in records for a in _walked(r)), sum(r.rounds for r in records))
 
 
 def hass(records: Sequence[Record]) -> float | None:
@@ -68,7 +69,7 @@ def hass(records: Sequence[Record]) -> float | None:
     for r in records:
         questions.setdefault(r.prompt, []).extend(a + 1 for a in _walked(r))
     means = [sum(lengths) / len(lengths) for lengths in questions.values() if lengths]
-    return _ratio(sum(means), len(means))
+    return ratio(sum(means), len(means))
 
 
 def specforge(records: Sequence[Record]) -> float | None:
@@ -77,7 +78,7 @@ def specforge(records: Sequence[Record]) -> float | None:
     Source: SpecForge, its benchmark command at commit a6b6b023.
     """
     means = [len(r.tokens) / r.rounds for r in records if r.rounds]
-    return _ratio(sum(means), len(means))
+    return ratio(sum(means), len(means))
 
 
 def deepspec(records: Sequence[Record]) -> float | None:
@@ -100,10 +101,6 @@ def find(name: str) -> Definition:
 
 def _walked(record: Record) -> tuple[int, ...]:
     return record.accepted if record.walked is None else record.walked
-
-
-def _ratio(numerator: float, denominator: float) -> float | None:
-    return numerator / denominator if denominator else None
 
 
 DEFINITIONS = {
