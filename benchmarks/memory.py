@@ -19,7 +19,7 @@ from rich.table import Table
 
 import drafterzoo
 from drafterzoo.budget import Budget
-from drafterzoo.drafters.eagle3_body import Eagle3State
+from drafterzoo.drafters.recurrent import RecurrentState
 from drafterzoo.evaluation.runner import peak_memory
 from drafterzoo.generation import generate
 
@@ -53,12 +53,12 @@ def main() -> None:
         for layer in cache.kv.layers:  # touch every page
             layer.keys.fill_(0)
             layer.values.fill_(0)
-        if isinstance(state, Eagle3State):
+        if isinstance(state, RecurrentState):
             for rows_of_layer in (*state.cache.keys, *state.cache.values):
                 rows_of_layer.fill_(0)
     measured = resident() - before
     computed = target.cache_nbytes(asked.requests, asked.capacity, 1 + budget.nodes)
-    own = state.cache.nbytes if isinstance(state, Eagle3State) else 0
+    own = state.cache.nbytes if isinstance(state, RecurrentState) else 0
     figures["with the caches open"] = resident()
     figures["peak of the process"] = peak_memory(target.device)["peak_resident_bytes"]
     table = Table(title=f"memory, {drafter.spec} on {target.name}", title_justify="left")

@@ -57,7 +57,9 @@ class Budget:
     depth (gamma): draft steps, and so the greatest number of drafts that one round can accept.
     grow (B_w): nodes forwarded per draft step after the first.
     offer (k): children offered per forwarded node.
-    reconsider (m): extra rows co-forwarded per step, for wrappers that use them (methods.md 1.4).
+    reconsider (m): rows that a wrapper may co-forward beside those of a step (methods.md 1.4); 0 leaves it to the
+    wrapper. advance: nodes forwarded per step beside the `grow` best: of so many nodes of the step before, the best
+    child that is not among these. It is the PR paper's control, which spends the rows of `reconsider` otherwise.
     p_min: nothing is grown below a node whose path (the product of the drafter's probabilities from the root) is less
     likely; 0 always grows. So an unsure draft ends early: fewer draft steps and fewer nodes, never more. llama.cpp's
     option of this name looks at the last token alone.
@@ -71,6 +73,7 @@ class Budget:
     offer: int = attrs.field(validator=_at_least(1))
     reconsider: int = attrs.field(default=0, validator=_at_least(0))
     p_min: float = attrs.field(default=0.0, converter=_plainly, validator=_probability)
+    advance: int = attrs.field(default=0, validator=_at_least(0), kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         if self.nodes > self.capacity:
@@ -81,11 +84,12 @@ class Budget:
 
     @property
     def capacity(self) -> int:
-        """The most candidates that `depth`, `grow` and `offer` (and `reconsider`) can ever put before the final cut."""
+        """The most candidates that the other fields can ever put before the final cut."""
         total = newest = self.offer
         forwarded = 1
         for _ in range(self.depth - 1):
             grown = min(self.grow, newest)
+            grown += min(self.advance, newest - grown, forwarded)
             newest = (grown + min(self.reconsider, forwarded)) * self.offer
             total += newest
             forwarded = grown
@@ -94,7 +98,7 @@ class Budget:
     @property
     def is_chain(self) -> bool:
         """True when at most one child hangs under each node."""
-        return self.offer == 1 and self.reconsider == 0
+        return self.offer == 1 and not self.reconsider and not self.advance
 
     @classmethod
     def chain(cls, n: int, p_min: float = 0.0) -> Budget:
@@ -145,7 +149,8 @@ class Budget:
         if self == Budget.chain(self.nodes, self.p_min):
             return f"chain:{self.nodes}" + self._ending
         shape = f"nodes={self.nodes},depth={self.depth},grow={self.grow},offer={self.offer}"
-        return shape + (f",reconsider={self.reconsider}" if self.reconsider else "") + self._ending
+        more = {"reconsider": self.reconsider, "advance": self.advance}
+        return shape + "".join(f",{name}={value}" for name, value in more.items() if value) + self._ending
 
     @property
     def _ending(self) -> str:
@@ -164,7 +169,7 @@ def _is_fraction(text: str) -> bool:
 
 def _check_typed(name: str, value: int) -> None:
     """Raise UsageError for a typed number out of range, saying what to type."""
-    if problem := _problem(name, value, 0 if name == "reconsider" else 1):
+    if problem := _problem(name, value, 0 if name in ("reconsider", "advance") else 1):
         raise UsageError(f"budget: {problem}; {TYPED}.")
 
 

@@ -59,7 +59,7 @@ def find(name: str) -> Path | None:
             raise UsageError(f"{address!r} lies on the Hub; load it, and give 'dir:path' here.")
         return _place(address, None)
     spec = parse_spec(name)
-    _check_names(spec)
+    check_names(spec)
     return _fitting(spec, None, _known_checkpoints())
 
 
@@ -83,12 +83,14 @@ def load(
     spec_or_address: a spec ("eagle3.1", "hass+pr(self_query='token')"), a checkpoint's name ("eagle3.1-smollm2-135m"),
     "hub:org/name@revision", or "dir:path", each with options behind it if need be ("dir:path(packed_dtype='float32')");
     a bare "org/name" is taken as hub:. target: a Target, or what load_target takes; None loads the checkpoint's own,
-    for a spec without weights the embedded default. overrides: options of the base drafter.
+    for a spec without weights the embedded default. overrides: options of the base drafter; those behind an address
+    may be a wrapper's, too.
 
     Raises UsageError (nothing of that name, an impossible combination) or CheckpointError (damaged, or for another
     target).
     """
     from drafterzoo import checkpoint
+    from drafterzoo.composition import create, restore
     from drafterzoo.drafters.base import check_options
     from drafterzoo.engine.faults import blamed
     from drafterzoo.target.target import Target
@@ -104,34 +106,55 @@ def load(
             f"wrap a loaded model in load_target(model)."
         )
     address, options = _parted(spec_or_address)
+    around: dict[str, dict[str, Any]] = {}
     if address is not None:
         place = _place(address, revision)
     else:
         spec = parse_spec(spec_or_address)
-        _check_names(spec)
+        check_names(spec)
         found = _checkpoint_of(spec, target)
         if found is None:
             bound = _target(target, None, device, dtype)
             cls = DRAFTERS.get(spec.base)
             with blamed(cls, "being made"):
-                return cls.create(bound, **{**spec.options, **overrides})
-        place, options = found, spec.options
-    overrides = {**options, **overrides}
+                return create(spec, bound, overrides)
+        place, options, around = found, spec.options, dict(spec.wrappers)
     config = checkpoint.read_config(place)
     _check_composition(config, place)
     cls = DRAFTERS.get(config["drafter"]["name"])
+    overrides, beside = _dealt({**options, **overrides}, cls, config)
+    around = {**beside, **around}
     check_options(cls, overrides)
+    for name, given in around.items():
+        check_options(WRAPPERS.get(name), given)
     bound = _target(target, config["target"], device, dtype)
     check_fingerprint(config["target"], bound, place)
     saved = checkpoint.read(place)
     saved.config["drafter"].update(overrides)
+    for section in saved.config.get("wrappers", []):
+        section.update(around.get(section["name"], {}))
     with blamed(cls, f"being made from {place}"):
-        drafter = cls.from_checkpoint(saved, bound)
+        drafter = restore(saved, bound)
         drafter = drafter.to(dtype=bound.dtype)
         drafter.borrow()
         if bound.packed:
             drafter.pack()
     return drafter
+
+
+def _dealt(
+    options: Mapping[str, Any], base: type[Drafter], config: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Options typed behind an address: the base drafter's, and by name those that only a wrapper of it has."""
+    import attrs
+
+    own, beside = dict(options), dict[str, dict[str, Any]]()
+    config_class = getattr(base, "Config", object)
+    known = {field.name for field in attrs.fields(config_class)} if attrs.has(config_class) else set()
+    for section in config.get("wrappers", []):
+        theirs = {field.name for field in attrs.fields(WRAPPERS.get(section["name"]).Config)} - known
+        beside[section["name"]] = {key: own.pop(key) for key in list(own) if key in theirs}
+    return own, beside
 
 
 def composition(spec_or_address: str) -> list[type[Drafter]]:
@@ -150,7 +173,7 @@ def composition(spec_or_address: str) -> list[type[Drafter]]:
 def check_spelling(text: str) -> None:
     """Raise UsageError for what `load` could not load by its spelling alone; nothing is read or downloaded."""
     if _parted(text)[0] is None:
-        _check_names(parse_spec(text))
+        check_names(parse_spec(text))
 
 
 def _refuse_folder(text: str) -> None:
@@ -199,17 +222,24 @@ def _place(address: str, revision: str | None) -> Path:
     return hub.pull(name, revision=at or revision)
 
 
-def _check_names(spec: Spec) -> None:
-    """Raise UsageError for a drafter or wrapper that nobody has registered, with the nearest name."""
-    DRAFTERS.get(spec.base)
+def check_names(spec: Spec) -> None:
+    """Raise UsageError for a drafter or wrapper that nobody has registered, with the nearest name, or out of place."""
+    if spec.base not in DRAFTERS and spec.base in WRAPPERS:
+        raise UsageError(
+            f"spec {str(spec)!r}: {spec.base!r} is a wrapper and stands behind a drafter, as in 'eagle3.1+{spec.base}'."
+        )
+    base, names = DRAFTERS.get(spec.base), [spec.base]
     for name, _ in spec.wrappers:
-        WRAPPERS.get(name)
+        if name not in WRAPPERS and name in DRAFTERS:
+            raise UsageError(f"spec {str(spec)!r}: {name!r} is a drafter and stands first, before any wrapper.")
+        WRAPPERS.get(name).check_base("+".join(names), base.capabilities, names)
+        names.append(name)
 
 
 def _check_composition(config: dict[str, Any], place: Path) -> None:
     """Raise CheckpointError when a checkpoint's spec and its sections name different parts, UsageError for unknown."""
     spec = parse_spec(config["spec"])
-    _check_names(spec)
+    check_names(spec)
     named = [spec.base, *(name for name, _ in spec.wrappers)]
     wrappers = [part.get("name") if isinstance(part, dict) else part for part in config.get("wrappers", [])]
     if named != [config["drafter"]["name"], *wrappers]:

@@ -162,12 +162,13 @@ def read(folder: Path) -> Native:
     return Native(folder, config, tensors, getattr(torch, config["dtype"]))
 
 
-def fill(module: nn.Module, saved: Native) -> None:
-    """Load every tensor of the checkpoint into the module, strictly.
+def fill(module: nn.Module, saved: Native, *, but_for: str | None = None) -> None:
+    """Load every tensor of the checkpoint into the module, strictly. but_for: a submodule that has its weights.
 
     Raises CheckpointError when a tensor is left over, a parameter is left empty, or a shape differs.
     """
-    own = module.state_dict()
+    whole = module.state_dict()
+    own = {key: value for key, value in whole.items() if but_for is None or not key.startswith(f"{but_for}.")}
     missing, extra = sorted(own.keys() - saved.tensors.keys()), sorted(saved.tensors.keys() - own.keys())
     if missing:
         raise CheckpointError(
@@ -187,7 +188,7 @@ def fill(module: nn.Module, saved: Native) -> None:
             )
         if value.is_floating_point() != own[key].is_floating_point():
             raise CheckpointError(f"{saved.weights_file}: tensor {key!r} is {value.dtype}, expected {own[key].dtype}.")
-    module.load_state_dict({k: v.to(own[k].dtype) for k, v in saved.tensors.items()})
+    module.load_state_dict({**whole, **{k: v.to(own[k].dtype) for k, v in saved.tensors.items()}})
 
 
 _converter = cattrs.Converter(forbid_extra_keys=True, detailed_validation=False)

@@ -240,8 +240,10 @@ SUITES: Registry[SuiteFile] = Registry(
 )
 
 BUILT_IN: dict[str, str] = {
+    "eagle2": "drafterzoo.drafters.eagle2:Eagle2",
     "eagle3": "drafterzoo.drafters.eagle3:Eagle3",
     "eagle3.1": "drafterzoo.drafters.eagle31:Eagle31",
+    "hass": "drafterzoo.drafters.hass:Hass",
     "lookup": "drafterzoo.drafters.lookup:Lookup",
 }
 BUILT_IN_SUITES: dict[str, str] = {
@@ -251,8 +253,11 @@ BUILT_IN_SUITES: dict[str, str] = {
         for file in (Path(__file__).parent / "evaluation" / "data" / "suites").glob("*.toml")
     },
 }
+BUILT_IN_WRAPPERS: dict[str, str] = {"pr": "drafterzoo.wrappers.pr:Reconsideration"}
 for _name, _target in BUILT_IN.items():
     DRAFTERS.register(_name, _target)
+for _name, _target in BUILT_IN_WRAPPERS.items():
+    WRAPPERS.register(_name, _target)
 for _name, _target in BUILT_IN_SUITES.items():
     SUITES.register(_name, _target)
 

@@ -19,19 +19,24 @@ small = st.integers(1, 9)
 
 @st.composite
 def budgets(draw: st.DrawFn) -> Budget:
-    depth, grow, offer, reconsider = draw(small), draw(small), draw(small), draw(st.integers(0, 4))
-    most = Budget(1, depth, grow, offer, reconsider).capacity
+    depth, grow, offer = draw(small), draw(small), draw(small)
+    reconsider, advance = draw(st.integers(0, 4)), draw(st.integers(0, 4))
+    most = Budget(1, depth, grow, offer, reconsider, advance=advance).capacity
     p_min = draw(st.sampled_from([0.0, 0.25]) | st.floats(0, 1, exclude_max=True))
-    return Budget(draw(st.integers(1, most)), depth, grow, offer, reconsider, p_min)
+    return Budget(draw(st.integers(1, most)), depth, grow, offer, reconsider, p_min, advance=advance)
 
 
 def offered(budget: Budget) -> int:
-    """Candidates counted by playing the steps through: every grown or reconsidered node offers children."""
+    """Candidates counted by playing the steps through: every grown or reconsidered node offers children.
+
+    The best case of `advance`: those left hang under as many parents as there are.
+    """
     total = new = budget.offer
     grown = 1
     for _ in range(1, budget.depth):
         again = min(budget.reconsider, grown)
-        grown = min(budget.grow, new)
+        parents, grown = grown, min(budget.grow, new)
+        grown += min(budget.advance, parents, new - grown)
         new = (grown + again) * budget.offer
         total += new
     return total

@@ -14,20 +14,24 @@ import torch
 from torch import Tensor
 
 from drafterzoo.budget import Budget
+from drafterzoo.composition import create
 from drafterzoo.drafters.base import Drafter
 from drafterzoo.engine.contract import Frontier
 from drafterzoo.engine.decode import Batch, Round, Settings, decode
 from drafterzoo.engine.sampling import Sampling
 from drafterzoo.engine.tree import grow
 from drafterzoo.engine.verify import rejection
-from drafterzoo.registry import DRAFTERS
+from drafterzoo.registry import DRAFTERS, parse_spec
 from drafterzoo.target import Target
 from tests.enumeration import Rigged, Weighing, emitted, joint, weights
 from tests.oracle import plainly
 from tests.tiny import KINDS, tiny_target
 
 PROMPTS = [[5, 6, 7, 5, 6, 9, 5], [3], [11, 4] * 6, [20, 21, 22]]
-NAMES = DRAFTERS.names()
+BARE = DRAFTERS.names()
+RECURRENT = [name for name in BARE if "recurrent" in DRAFTERS.get(name).capabilities]
+WRAPPED = [f"{name}+pr(reconsider=2)" for name in RECURRENT]
+NAMES = [*BARE, *WRAPPED]
 BUDGETS = [Budget.chain(1), Budget.chain(4), Budget.tree(8), Budget.tree(24), Budget.tree(8, 0.02)]
 SAMPLINGS = [
     Sampling(),
@@ -38,11 +42,14 @@ SAMPLINGS = [
 
 
 def build(name: str, target: Target) -> Drafter:
-    """A drafter of debug size with random weights."""
-    cls = DRAFTERS.get(name)
+    """A composition of debug size with random weights."""
+    spec = parse_spec(name)
+    cls = DRAFTERS.get(spec.base)
     torch.manual_seed(0)
-    drafter = cls.create(target, **attrs.asdict(cls.debug_config(target), recurse=False))
-    return drafter.to(target.dtype).eval()
+    drafter = create(spec, target, attrs.asdict(cls.debug_config(target), recurse=False))
+    drafter = drafter.to(target.dtype).eval()
+    drafter.borrow()
+    return drafter
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +98,13 @@ def test_so_it_does_on_every_architecture(name: str, kind: str) -> None:
 # -------------------------------------------------------------------------- 2: `rejection` is exact in distribution
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if DRAFTERS.get(name).has_weights])
-@pytest.mark.parametrize("budget", [Budget.chain(2), Budget(nodes=3, depth=2, grow=2, offer=2)], ids=str)
+WIDE = Budget(nodes=3, depth=2, grow=2, offer=2)
+LAWS = [(name, budget) for name in BARE if DRAFTERS.get(name).has_weights for budget in (Budget.chain(2), WIDE)]
+LAWS += [(f"{name}+pr(reconsider=1)", Budget.chain(2)) for name in RECURRENT]
+LAWS += [("eagle3.1+pr(reconsider=1)", Budget(nodes=3, depth=2, grow=1, offer=2))]
+
+
+@pytest.mark.parametrize(("name", "budget"), LAWS, ids=str)
 def test_rejection_has_the_targets_joint_law(name: str, budget: Budget) -> None:
     """One real round over every draw and every decision, on a vocabulary of four; then the target goes on alone."""
     target = tiny_target(vocab=4, layers=7, dtype=torch.float64, eos_token_id=3)
@@ -254,8 +266,10 @@ def test_drafting_leaves_no_trace_in_the_draft_after_it(drafter: Drafter) -> Non
 # ------------------------------------------------------------------------------------- 9: a tree of width one = a chain
 
 
-def test_a_tree_of_width_one_is_a_chain(drafter: Drafter) -> None:
+@pytest.mark.parametrize("name", [*BARE, *(f"{name}+pr(reconsider=0)" for name in RECURRENT)])
+def test_a_tree_of_width_one_is_a_chain(name: str, target: Target) -> None:
     """A chain is what the best offer of every step gives, and the spine of a tree that grows one node a step."""
+    drafter = build(name, target)
     batch = Batch(drafter, drafter.target, PROMPTS, Settings(Budget.chain(4), Sampling(), 24), range(4))
     batch.prefill()
     with torch.inference_mode():

@@ -645,7 +645,7 @@ def test_what_follows_from_a_name_needs_no_column_and_alike_headings_are_told_ap
 
 def test_budgets_of_other_widths_are_named_briefly_in_figures():
     assert brief_budget("nodes=16,depth=6,grow=3,offer=6") == "tree:16 6·3·6"
-    assert brief_budget("nodes=16,depth=6,grow=3,offer=6,reconsider=2") == "tree:16 6·3·6·2"
+    assert brief_budget("nodes=16,depth=6,grow=3,offer=6,reconsider=2") == "tree:16 6·3·6, reconsider 2"
     assert brief_budget(str(Budget.tree(8))) == "tree:8" and brief_budget("chain:4") == "chain:4"
 
 

@@ -16,13 +16,14 @@ from torch import Tensor
 
 from drafterzoo.drafters.eagle31 import Eagle31
 from drafterzoo.errors import DataError, UsageError
-from drafterzoo.registry import DRAFTERS
+from drafterzoo.registry import DRAFTERS, WRAPPERS, parse_spec
 from drafterzoo.target import Target
 from drafterzoo.training import features
 from drafterzoo.training.batches import pack, packs
 from drafterzoo.training.chunked import Teacher, soft_cross_entropy
 from drafterzoo.training.features import OnlineFeatures, cache_bytes, open_cache
-from drafterzoo.training.objectives.ttt import TTT, TeacherHead, supervised
+from drafterzoo.training.objectives.base import TeacherHead, supervised
+from drafterzoo.training.objectives.ttt import TTT
 from drafterzoo.training.prompts import builtin_source
 from drafterzoo.training.recipe import OptimizerSection, Recipe, build_recipe, read_recipe
 from drafterzoo.training.ridge import ridge_start
@@ -71,16 +72,20 @@ def trainer(target: Target, rollouts: Rollouts, folder: Path, made: Recipe | Non
 
 
 @pytest.mark.parametrize("renormalise", [True, False])
+@pytest.mark.parametrize(("plain_weight", "top_k", "top_weight"), [(1.0, 0, 0.0), (0.5, 0, 0.0), (0.1, 3, 2.0)])
 @pytest.mark.parametrize("chunk_bytes", [1, 1 << 12, 1 << 25])
-def test_the_chunked_loss_equals_the_plain_one(renormalise: bool, chunk_bytes: int) -> None:
+def test_the_chunked_loss_equals_the_plain_one(
+    renormalise: bool, plain_weight: float, top_k: int, top_weight: float, chunk_bytes: int
+) -> None:
     torch.manual_seed(0)
     hidden = torch.randn(7, 5, requires_grad=True)
     head = torch.randn(11, 5, requires_grad=True)
     full = torch.randn(16, 6)
-    teacher = Teacher(torch.randn(7, 6), full[:11], torch.randn(7))
-    teacher = Teacher(teacher.hidden, teacher.head, (teacher.hidden @ full.T).logsumexp(-1))
+    judged = torch.randn(7, 6)
+    how = {"renormalise": renormalise, "weight": plain_weight, "top_k": top_k, "top_weight": top_weight}
+    teacher = Teacher(judged, full[:11], (judged @ full.T).logsumexp(-1), **how)
     weight = torch.rand(7)
-    loss, agree = soft_cross_entropy(hidden, head, weight, teacher, renormalise=renormalise, chunk_bytes=chunk_bytes)
+    loss, agree = soft_cross_entropy(hidden, head, weight, teacher, chunk_bytes=chunk_bytes)
     (3 * loss).backward()
     got = hidden.grad.clone(), head.grad.clone()
     hidden.grad = head.grad = None
@@ -88,7 +93,8 @@ def test_the_chunked_loss_equals_the_plain_one(renormalise: bool, chunk_bytes: i
     logits = teacher.hidden @ full.T
     p = logits[:, :11].softmax(-1) if renormalise else logits.softmax(-1)[:, :11]
     log_q = (hidden @ head.T).log_softmax(-1)
-    plain = -(weight[:, None] * p * log_q).sum()
+    greatest = torch.zeros_like(p).scatter(-1, p.topk(top_k).indices, 1.0)
+    plain = -(weight[:, None] * p * (plain_weight + top_weight * greatest) * log_q).sum()
     (3 * plain).backward()
     torch.testing.assert_close(loss, plain)
     torch.testing.assert_close(got[0], hidden.grad)
@@ -160,7 +166,7 @@ def test_the_teacher_of_a_row_is_the_target_one_row_ahead(target: Target, rollou
         def head_matrix(self) -> Tensor:
             return target.head_weight(None)
 
-        def unroll(self, batch: Any, passes: int) -> list[Tensor]:
+        def unroll(self, batch: Any, passes: int, how: Any) -> list[Tensor]:
             return [
                 batch.hidden[:, (batch.queries[0] + 1 + j).clamp(max=batch.hidden.shape[1] - 1)] for j in range(passes)
             ]
@@ -563,7 +569,7 @@ def test_a_wrong_recipe_names_the_key(toml: str, words: str, tmp_path: Path) -> 
         ("target", "revision", 5, "expected a text."),
         ("objective", "mean", "some", "expected 'valid' or 'all'."),
         ("objective", "passes", [1.5], "expected a list of whole numbers."),
-        ("objective", "name", ["ttt"], "there is ttt."),
+        ("objective", "name", ["ttt"], "there is ttt, hass."),
         ("objective", "pases", [1], "(did you mean 'passes'?)"),
         ("drafter", "head", "mine", "expected 'own' or 'borrowed'."),
         ("drafter", "coupling", [1.0], "expected two numbers."),
@@ -618,8 +624,9 @@ def test_the_recipes_that_come_with_the_package_are_valid(path: Path) -> None:
     made = read_recipe(path)
     assert made.name == path.stem
     build_objective(made)
-    assert DRAFTERS.get(made.spec).name == made.spec
-    options = {field.name for field in attrs.fields(DRAFTERS.get(made.spec).Config)}
+    spec = parse_spec(made.spec)
+    options = {field.name for field in attrs.fields(DRAFTERS.get(spec.base).Config)}
+    assert all(WRAPPERS.get(name).default_config(None, **given) for name, given in spec.wrappers)
     assert set(made.drafter) <= options
 
 

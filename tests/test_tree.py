@@ -285,7 +285,7 @@ def test_a_least_probability_gives_one_tree_alone_in_a_batch_and_at_fixed_width(
     together, whole = told(budget, seed, 0, 4, extra)
     with pytest.MonkeyPatch.context() as patch:
         narrow = Growth.frontier
-        patch.setattr(Growth, "frontier", lambda self, step, width, _=False: narrow(self, step, width))
+        patch.setattr(Growth, "frontier", lambda self, step, width, *_: narrow(self, step, width))
         fixed, wide = told(budget, seed, 0, 4, extra)
     assert len(wide.frontiers) == depth
     first_rows = [f.first_row for f in wide.frontiers]

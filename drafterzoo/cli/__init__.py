@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 # verb -> (where it lives, what `drafterzoo --help` says of it: the first line of that function's docstring)
 VERBS: dict[str, tuple[str, str]] = {
     "list": ("drafterzoo.cli.listing:listing", "List drafters, wrappers, formats, suites and checkpoints."),
-    "show": ("drafterzoo.cli.show:show", "Show a drafter, a checkpoint or a suite."),
+    "show": ("drafterzoo.cli.show:show", "Show a drafter, a wrapper, a checkpoint or a suite."),
     "generate": ("drafterzoo.cli.generate:generate", "Answer a prompt, and draw the trees it was drafted with."),
     "bench": ("drafterzoo.cli.bench:bench", "Compare drafters with plain decoding on a suite of prompts."),
     "evaluate": ("drafterzoo.cli.evaluate:evaluate", "Count drafters' rounds on rollouts, without decoding."),
+    "diagnose": ("drafterzoo.cli.diagnose:diagnose", "Say when a drafter is wrong, and how sure it was."),
     "grid": ("drafterzoo.cli.grid:grid", "Run a grid of cells from a recipe, or go on with one."),
     "report": ("drafterzoo.cli.report:report", "Write one HTML page about results of bench, grid or evaluate."),
     "rollout": ("drafterzoo.cli.rollout:rollout", "Let the target answer prompts, for training on its own words."),

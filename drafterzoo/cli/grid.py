@@ -47,7 +47,7 @@ def grid(
     where
         Only these cells, and plain decoding with them: `drafter=eagle3.1,budget=tree:8,temperature=0`. All conditions
         must hold; `budget=tree:8|chain:4` means either. Keys: drafter, suite, temperature, batch_size, seed, budget,
-        and a budget's nodes, depth, grow, offer, reconsider, p_min.
+        and a budget's nodes, depth, grow, offer, reconsider, p_min, advance.
     dry_run
         Show the plan, what it takes on disk at most, and about how long it decodes; nothing is loaded or decoded.
     output

@@ -18,18 +18,19 @@ from drafterzoo.cli.show_drafter import drafter_facts, show_drafter
 from drafterzoo.cli.show_suite import show_suite
 from drafterzoo.errors import CheckpointError, UsageError, suggest
 from drafterzoo.parsing import parse_json
-from drafterzoo.registry import DRAFTERS, SUITES
+from drafterzoo.registry import DRAFTERS, SUITES, WRAPPERS
 from drafterzoo.wording import quantity
 
 
 def show(name: str, /, *, data_dir: Path | None = None, json: Json = False) -> None:
-    """Show a drafter, a checkpoint or a suite.
+    """Show a drafter, a wrapper, a checkpoint or a suite.
 
-    Example: `drafterzoo show lookup`, `drafterzoo show eagle3.1-smollm2-135m`, or `drafterzoo show gsm8k`
+    Example: `drafterzoo show lookup`, `drafterzoo show pr`, `drafterzoo show eagle3.1-smollm2-135m`, or
+    `drafterzoo show gsm8k`
 
-    Of a drafter: what it is, its options, where it comes from. Of a checkpoint: its config, its sizes, and the results
-    on its card. Options typed behind either, as in `lookup(max_ngram=4)`, are shown in place of its own. Of a suite:
-    what it is, and whether its data is at hand.
+    Of a drafter or wrapper: what it is, its options, where it comes from. Of a checkpoint: its config, its sizes, and
+    the results on its card. Options typed behind either, as in `lookup(max_ngram=4)`, are shown in place of its own. Of
+    a suite: what it is, and whether its data is at hand.
 
     Parameters
     ----------
@@ -44,6 +45,8 @@ def show(name: str, /, *, data_dir: Path | None = None, json: Json = False) -> N
     if name in SUITES and name not in checkpoints:
         return show_suite(name, data_dir, json)
     base = re.split(r"[(+]", name)[0].strip()
+    if name in WRAPPERS:
+        return show_drafter(name, {}, json)
     if not name.startswith("dir:") and base not in checkpoints and base not in DRAFTERS:
         _refuse(name, base, checkpoints)
     folder, options = catalogue.find(name), catalogue.options_typed(name)
@@ -72,10 +75,10 @@ def _refuse(name: str, base: str, checkpoints: list[str]) -> None:
     """Raise UsageError for what is neither drafter, checkpoint nor suite: the nearest name, or why it is broken."""
     if base in DRAFTERS.broken():
         DRAFTERS.get(base)
-    known = [*DRAFTERS, *checkpoints, *SUITES]
+    known = [*DRAFTERS, *WRAPPERS, *checkpoints, *SUITES]
     raise UsageError(
         f"nothing to show is named {name!r}{suggest(name, known)}; `drafterzoo list` gives the names of drafters, "
-        f"checkpoints and suites, and 'dir:path' means a checkpoint's folder."
+        f"wrappers, checkpoints and suites, and 'dir:path' means a checkpoint's folder."
     )
 
 

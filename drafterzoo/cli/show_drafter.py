@@ -1,4 +1,4 @@
-"""`drafterzoo show <drafter>`: what a drafter is, its options, what wrappers may rely on, how to come by weights.
+"""`drafterzoo show <drafter>`, or a wrapper: what it is, its options, what it needs or gives, how to come by weights.
 
 Knows what a drafter's class says of itself and the catalogue's names; loads no target and no weights.
 """
@@ -12,7 +12,7 @@ import attrs
 
 from drafterzoo.cli.console import out, print_json
 from drafterzoo.errors import UsageError
-from drafterzoo.registry import DRAFTERS
+from drafterzoo.registry import DRAFTERS, WRAPPERS
 
 if TYPE_CHECKING:
     from drafterzoo.drafters.base import Drafter
@@ -21,12 +21,12 @@ INDENT = 16  # of what stands behind a key
 
 
 def show_drafter(name: str, typed: Mapping[str, Any], json: bool) -> None:
-    """Print what a registered drafter says of itself. typed: options as they were typed behind its name.
+    """Print what a registered drafter or wrapper says of itself. typed: options as they were typed behind its name.
 
     Raises UsageError for an option it has not, or a value that one cannot take.
     """
     facts = drafter_facts(name)
-    _check(DRAFTERS.get(name), typed)
+    _check(_part(name), typed)
     for option in facts["options"]:
         if option["name"] in typed:
             option["value"] = typed[option["name"]]
@@ -37,21 +37,27 @@ def show_drafter(name: str, typed: Mapping[str, Any], json: bool) -> None:
 
 
 def drafter_facts(name: str) -> dict[str, Any]:
-    """A drafter as plain values. checkpoints: those of it that come with drafterzoo, for whatever target."""
+    """A drafter or wrapper as plain values. checkpoints: those of it that come with drafterzoo, whatever the target."""
     from drafterzoo import catalogue
     from drafterzoo.drafters.options import options_of
 
-    drafter = DRAFTERS.get(name)
+    drafter = _part(name)
     return {
         "name": name,
         "what": (drafter.__doc__ or "").strip().partition("\n")[0],
         "source": drafter.source,
-        "origin": DRAFTERS.origin(name),
+        "origin": (DRAFTERS if name in DRAFTERS else WRAPPERS).origin(name),
+        "wraps": name not in DRAFTERS,
         "capabilities": sorted(drafter.capabilities),
+        "needs": sorted(drafter.needs),
         "has_weights": drafter.has_weights,
         "checkpoints": catalogue.checkpoints_of(name),
         "options": [attrs.asdict(option) for option in options_of(drafter)],
     }
+
+
+def _part(name: str) -> type[Drafter]:
+    return DRAFTERS.get(name) if name in DRAFTERS else WRAPPERS.get(name)
 
 
 def _check(drafter: type[Drafter], typed: Mapping[str, Any]) -> None:
@@ -75,7 +81,10 @@ def _print(facts: dict[str, Any]) -> None:
     _line("what", facts["what"])
     _line("source", facts["source"])
     _line("from", facts["origin"])
-    _line("capabilities", ", ".join(facts["capabilities"]) or "none")
+    if facts["wraps"]:
+        _line("around", f"drafters that are {', '.join(facts['needs']) or 'of any kind'}")
+    else:
+        _line("capabilities", ", ".join(facts["capabilities"]) or "none")
     _line("weights", _weights(facts))
     if not facts["options"]:
         return
@@ -110,6 +119,8 @@ def _hanging(text: str, indent: int) -> Any:
 
 
 def _weights(facts: dict[str, Any]) -> str:
+    if facts["wraps"]:
+        return ", ".join(facts["checkpoints"]) or "no checkpoint with it comes with drafterzoo: train one"
     if not facts["has_weights"]:
         return f"none: `drafterzoo generate -d {facts['name']}` drafts for any target"
     if facts["checkpoints"]:
@@ -124,4 +135,4 @@ def _typed(facts: dict[str, Any]) -> str:
     """Up to two options as they are written behind the drafter's name."""
     settable = [option for option in facts["options"] if option["given_by"] == "drafter"][:2]
     given = ", ".join(f"{option['name']}={option['default']!r}" for option in settable)
-    return f"{facts['name']}({given})" if given else f"{facts['name']}(option=value)"
+    return f"{'...+' if facts['wraps'] else ''}{facts['name']}({given or 'option=value'})"

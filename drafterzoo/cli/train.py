@@ -25,6 +25,7 @@ def train(
     epochs: float | None = None,
     seed: int | None = None,
     threads: int | None = None,
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
     json: Json = False,
 ) -> int:
     """Train a drafter from a recipe.
@@ -51,6 +52,9 @@ def train(
         Use this seed instead of the recipe's.
     threads
         CPU threads; changes speed alone.
+    dry_run
+        Check every key, count parameters, memory, tokens and steps, and train nothing. A target that is not on this
+        machine is read from the recipe's [target.sizes].
     """
     from drafterzoo.resources import find_recipe
     from drafterzoo.training.recipe import read_recipe
@@ -61,6 +65,15 @@ def train(
     if epochs is not None and epochs <= 0:
         raise UsageError(f"--epochs {epochs:g}: expected a number above zero.")
     made = attrs.evolve(made, run=attrs.evolve(made.run, **{k: v for k, v in changes.items() if v is not None}))
+    if dry_run:
+        from drafterzoo.training.plan import plan, told
+
+        facts = plan(made)
+        if json:
+            print_json(facts)
+        else:
+            print("\n".join(told(facts)))
+        return 0
     result = run(made, out=output)
     status = 0 if result.summary["finished"] else INTERRUPTED
     if json:

@@ -48,6 +48,20 @@ class UnrollBatch:
     queries: Tensor | None = attrs.field(default=None, kw_only=True)
 
 
+@attrs.frozen(eq=False)
+class Unrolling:
+    """How a training forward departs from plain training-time test.
+
+    detached: what recurs carries no gradient into the pass before (HASS, eagle.md 3.3). noise [n, T, T*H] is added to
+    the features of pass 0. legacy: from the second pass on, rows of a row's own document that it may not see get the
+    score 0 and not -inf, as in the released HASS code; only to reproduce its numbers.
+    """
+
+    detached: bool = False
+    noise: Tensor | None = None
+    legacy: bool = False
+
+
 class Drafter(nn.Module):
     """A drafter bound to a target. Subclasses set `name`, `Config`, `capabilities`, and fill in the contract.
 
@@ -103,6 +117,11 @@ class Drafter(nn.Module):
         """Boundaries of the target this drafter reads (eagle.md 0.3)."""
         return ()
 
+    @property
+    def coupling(self) -> Any:
+        """The weights of the coupled score (engine/sampling.py), where the config has any."""
+        return getattr(self.config, "coupling", 1.0)
+
     def check_target(self, target: Target) -> None:
         """Raise CheckpointError when the config cannot belong to this target."""
 
@@ -131,7 +150,7 @@ class Drafter(nn.Module):
         """Target ids [D] of the draft vocabulary, ascending, or None when it is the target's own."""
         return None
 
-    def unroll(self, batch: UnrollBatch, passes: int) -> list[Tensor]:
+    def unroll(self, batch: UnrollBatch, passes: int, unrolling: Unrolling | None = None) -> list[Tensor]:
         """The parallel training forward: per pass j, what `logits` turns into the distribution of x_{t+2+j} at row t.
 
         Must equal step-by-step drafting along the same text. Returns `passes` tensors [n, T, h], or [n, Q, h] of the

@@ -32,9 +32,11 @@ class DraftTree:
     depths  [n, B] int64  1 for a child of the root
     scores  [n, B] float  path score the final cut went by
     valid   [n, B] bool   False for padding (a drafter may offer fewer than B)
-    q       [n, 1+B, V] float32, or None. `rejection` only: row i is the processed distribution the children of index i
-            were sampled from (rows of childless indices are zero). None with `rejection` means the proposals are
-            deterministic, and each is read as drawn from a one-hot q (eagle.md 4.4).
+    q       [n, B, V] float32, or None. `rejection` only: row i is the processed distribution that node i was sampled
+            from. None with `rejection` means the proposals are deterministic, and each is read as drawn from a one-hot
+            q (eagle.md 4.4).
+    draws   [n, B] int64, or None. `rejection` only: siblings of one number were drawn together, without replacement;
+            those of another number from a distribution of their own. None: all siblings were drawn together.
     """
 
     tokens: Tensor
@@ -43,6 +45,7 @@ class DraftTree:
     scores: Tensor
     valid: Tensor
     q: Tensor | None = None
+    draws: Tensor | None = None
 
     @property
     def width(self) -> int:
@@ -112,6 +115,7 @@ class Frontier:
     visible   [n, W, first_row+W] bool  which forwarded rows this row may attend: its ancestors' rows and itself. Column
               0 (the root's row) is committed context for recurrent drafters, so they skip it.
     valid     [n, W] bool
+    extra     int or None   how many rows a wrapper may forward beside these; None: as many as it likes
     """
 
     step: int
@@ -122,6 +126,7 @@ class Frontier:
     sources: Tensor
     visible: Tensor
     valid: Tensor
+    extra: int | None = None
 
     @property
     def width(self) -> int:

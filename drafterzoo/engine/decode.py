@@ -208,12 +208,12 @@ class Batch:
         self.sampler = Sampler(settings.sampling, key_tensor, target.vocab_size, self.depth + 1)
         self.watch = Stopwatch(self.device)
         if drafter is not None and budget is not None:
-            coupling = Coupling.of(getattr(getattr(drafter, "config", None), "coupling", 1.0))
+            coupling = Coupling.of(getattr(drafter, "coupling", 1.0))
             self.select = Selector(self.sampler, budget.offer, coupling)
             # A last round may accept beyond max_new_tokens.
             room = capacity + self.depth + 1
             with blamed(type(drafter), "opening its memory"):
-                rows = drafter.rows_per_round(self.depth, budget.grow)
+                rows = drafter.rows_per_round(self.depth, budget.grow + budget.advance)
                 self.state = drafter.open(target, n, room, self.depth, rows)
         self.pending: Committed | None = None  # rows that the drafter has yet to observe
         self.fresh: int | None = 1  # how far the roots moved in the last round at most; None: the host does not know

@@ -53,10 +53,14 @@ def blamed(cls: type, doing: str) -> Iterator[None]:
 
 
 def check_offers(cls: type, offers: Any, frontier: Frontier, select: Selector) -> None:
-    """Raise DrafterError unless what a foreign drafter's `expand` returned has the contract's shapes, kinds and device.
+    """Raise DrafterError unless what a foreign drafter's `expand` returned has the contract's shapes, kinds and device,
+    and whoever's has no more rows than the budget allows.
 
     Asks nothing that a device would have to be waited for: what the numbers say is asked elsewhere.
     """
+    if frontier.extra is not None and offers.tokens.shape[1] > frontier.width + frontier.extra:
+        found = f"{quantity(offers.tokens.shape[1] - frontier.width, 'row')} beyond the frontier's"
+        raise _broken(cls, found, f"at most the budget's reconsider={frontier.extra}")
     if _is_ours(cls):
         return
     if not isinstance(offers, Offers):

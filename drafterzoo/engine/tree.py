@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -29,14 +30,17 @@ def grow(
     looking costs nothing, a `p_min` narrows the steps to the nodes that may grow, and ends the draft where none may.
     Not so for a wrapper that forwards rows of its own: they are numbered after the frontier's, and may go on without.
     """
-    rows = drafter.rows_per_round(budget.depth, budget.grow)
+    width = budget.grow + budget.advance
+    rows = drafter.rows_per_round(budget.depth, width)
     growth = Growth(tokens, positions, 1 + rows, budget.p_min)
     levels = allocation(budget)
-    looks = budget.p_min > 0 and tokens.device.type == "cpu" and rows <= (budget.depth - 1) * budget.grow
+    own = rows <= (budget.depth - 1) * width and not budget.advance
+    looks = budget.p_min > 0 and tokens.device.type == "cpu" and own
     for step in range(budget.depth):
-        frontier = growth.frontier(step, budget.grow, looks)
+        frontier = growth.frontier(step, budget.grow, looks, budget.advance)
         if not frontier.width:
             break
+        frontier = attrs.evolve(frontier, extra=budget.reconsider or None)
         offers = drafter.expand(state, frontier, select)
         check_offers(type(drafter), offers, frontier, select)
         growth.add(offers, levels[step])
@@ -54,7 +58,7 @@ def allocation(budget: Budget) -> tuple[int, ...]:
     a = NOMINAL_ACCEPTANCE
     levels = [0] * budget.depth
     for _ in range(budget.nodes):
-        forwarded = [1, *(min(budget.grow, above) for above in levels[:-1])]
+        forwarded = [1, *(min(budget.grow + budget.advance, above) for above in levels[:-1])]
         gain = {
             level: a ** (level + 1) * (1 - a) ** taken
             for level, (taken, rows) in enumerate(zip(levels, forwarded, strict=True))
@@ -81,6 +85,7 @@ class Growth:
         self.sources, self.rows = zeros, zeros
         self.paths = self.ranks = self.fertile = torch.zeros(n, 1, device=tokens.device)
         self._forwarded = 0  # rows so far
+        self._grown = 1  # rows of the newest frontier; what a drafter offers beyond them are second thoughts
         self._newest = 0  # how many candidates the last step offered
         self._full = 0  # how many it would have offered, had no frontier been narrow
         self._skipped = 0  # rows of this step that a narrow frontier leaves out; their numbers stay unused
@@ -88,10 +93,11 @@ class Growth:
         self._seen = torch.zeros(n, rows, rows, dtype=torch.bool, device=tokens.device)
         self._q: list[Tensor] = []
 
-    def frontier(self, step: int, width: int, narrow: bool = False) -> Frontier:
+    def frontier(self, step: int, width: int, narrow: bool = False, advance: int = 0) -> Frontier:
         """The root in step 0; then the `width` best of the newest offers, ties to the one offered first.
 
-        narrow: leave out the columns in which no request has a node to grow, which the host must wait for.
+        narrow: leave out the columns in which no request has a node to grow, which the host must wait for. advance: so
+        many more, the best of those left below as many different parents.
         """
         first = self._forwarded
         if step == 0:
@@ -101,11 +107,14 @@ class Growth:
             offset = self.paths.shape[1] - self._newest
             best = self.fertile[:, offset:].sort(dim=1, descending=True, stable=True)
             chosen, valid = best.indices[:, :width] + offset, best.values[:, :width] > -math.inf
+            if advance:
+                more, real = self._advanced(best.indices[:, width:] + offset, best.values[:, width:], advance)
+                chosen, valid = torch.cat((chosen, more), dim=1), torch.cat((valid, real), dim=1)
             if narrow:
                 most = int(valid.sum(dim=1).amax())  # the best stand first
                 self._skipped = min(width, self._full) - most
                 chosen, valid = chosen[:, :most], valid[:, :most]
-        width = chosen.shape[1]
+        width = self._grown = chosen.shape[1]
         return Frontier(
             step=step,
             first_row=first,
@@ -116,6 +125,14 @@ class Growth:
             visible=self._visible(chosen, first, width),
             valid=valid,
         )
+
+    def _advanced(self, left: Tensor, paths: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Of the candidates [n, C] that are left, best first: the first of each parent's, `count` of them at most."""
+        parents = self.parents.gather(1, left)
+        earlier = torch.ones(left.shape[1], left.shape[1], dtype=torch.bool, device=left.device).tril(-1)
+        first = ~((parents[:, :, None] == parents[:, None, :]) & earlier).any(dim=2)
+        order = (~first).to(torch.int8).sort(dim=1, stable=True).indices[:, :count]
+        return left.gather(1, order), (first & (paths > -math.inf)).gather(1, order)
 
     def _visible(self, chosen: Tensor, first: int, width: int) -> Tensor:
         """[n, W, first+W]: the ancestors' rows and the row itself. Notes both for the rows' descendants.
@@ -136,14 +153,16 @@ class Growth:
         """Take a step's offers in. slots: nodes of this level that `rejection` may verify (see `allocation`).
 
         Every offer becomes a candidate of its own, unless its parent may have none: a frontier of fixed width is filled
-        up with such nodes, and who expands them cannot know. Offers of one token under one parent are merged here, if a
-        wrapper makes any (methods.md 1.4).
+        up with such nodes, and who expands them cannot know. What the rows of a wrapper offer again is merged.
         """
         n, rows, k = offers.tokens.shape
         parents = (offers.nodes + 1)[..., None].expand(n, rows, k).flatten(1)
         sources = torch.arange(self._forwarded, self._forwarded + rows, device=parents.device)
+        scores = offers.scores.flatten(1).clamp(max=0.0)  # never above the parent: ancestors rank first
+        if rows > self._grown and offers.keep is None:
+            scores = self._merged(offers.tokens.flatten(1), parents, scores, self._grown * k)
         above = self.fertile.gather(1, parents)
-        paths = _no_nan(above + offers.scores.flatten(1).clamp(max=0.0))  # never above the parent: ancestors rank first
+        paths = _no_nan(above + scores)
         ranks = paths
         if offers.keep is not None:
             ranks = _only_best(_no_nan(above + offers.keep.flatten(1)), slots)
@@ -162,6 +181,22 @@ class Growth:
         self._forwarded += rows + self._skipped  # so a row's number, and its noise, does not depend on the batch
         self._newest, self._full = rows * k, (rows + self._skipped) * k
 
+    def _merged(self, tokens: Tensor, parents: Tensor, scores: Tensor, first: int) -> Tensor:
+        """The scores [n, C] without those offers from column `first` on whose token is their parent's child already.
+
+        Such a child is kept once, at the better of the two scores (methods.md 1.4). It was offered a step ago, so all
+        that can hang below it are offers of this very step, which are added up after this.
+        """
+        again, above = tokens[:, first:], parents[:, first:]
+        same = (self.tokens[:, None, 1:] == again[..., None]) & (self.parents[:, None, 1:] == above[..., None])
+        same &= self.paths[:, None, 1:] > -math.inf
+        known = same.any(dim=2)
+        paths = _no_nan(self.fertile.gather(1, above) + scores[:, first:]).masked_fill(~known, -math.inf)
+        self.paths = self.paths.scatter_reduce(1, same.long().argmax(dim=2) + 1, paths, "amax")
+        self.ranks = self.paths
+        self.fertile = self.paths.masked_fill(self.paths < self.floor, -math.inf)
+        return torch.cat((scores[:, :first], scores[:, first:].masked_fill(known, -math.inf)), dim=1)
+
     def cut(self, nodes: int) -> DraftTree:
         """The best `nodes` candidates, ancestors first, ties to the smaller index; padding stands last."""
         ranks = self.ranks[:, 1:]
@@ -179,17 +214,13 @@ class Growth:
             depths=torch.where(valid, self.depths.gather(1, kept), 1),
             scores=self.paths.gather(1, kept).masked_fill(~valid, -math.inf),
             valid=valid,
-            q=self._distributions(kept, parents, valid) if self._q else None,
+            **(self._drawn(kept) if self._q else {}),
         )
 
-    def _distributions(self, kept: Tensor, parents: Tensor, valid: Tensor) -> Tensor:
-        """[n, 1+B, V]: what the children of each index were sampled from; zeros where there are none."""
-        rows = torch.cat([*self._q, torch.zeros_like(self._q[0][:, :1])], dim=1)
-        has_child = torch.zeros(len(kept), 1 + kept.shape[1], dtype=torch.int64, device=kept.device)
-        has_child.scatter_add_(1, parents, valid.long())
-        own = torch.cat((self.rows[:, :1], self.rows.gather(1, kept)), dim=1)
-        own = torch.where(has_child > 0, own, rows.shape[1] - 1)
-        return rows[torch.arange(len(kept), device=kept.device)[:, None], own]
+    def _drawn(self, kept: Tensor) -> dict[str, Tensor]:
+        """Of the kept candidates [n, B]: the rows that drew them, and the distributions [n, B, V] of these rows."""
+        draws, q = self.sources.gather(1, kept), torch.cat(self._q, dim=1)
+        return {"draws": draws, "q": q[torch.arange(len(kept), device=kept.device)[:, None], draws]}
 
 
 def _no_nan(x: Tensor) -> Tensor:
@@ -226,7 +257,8 @@ def narrowed(tree: DraftTree, width: int) -> DraftTree:
         depths=tree.depths[:, :width],
         scores=tree.scores[:, :width],
         valid=tree.valid[:, :width],
-        q=None if tree.q is None else tree.q[:, : 1 + width],
+        q=None if tree.q is None else tree.q[:, :width],
+        draws=None if tree.draws is None else tree.draws[:, :width],
     )
 
 

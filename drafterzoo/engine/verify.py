@@ -82,7 +82,7 @@ def rejection(logits: Tensor, tree: DraftTree, sampler: Sampler, depth: int) -> 
     node = accepted = path[:, 0]
     candidate = first[:, 0]
     p = process(logits[:, 0], sampler.sampling).exp()
-    q = None if tree.q is None else tree.q[:, 0].to(p.dtype)
+    q = None if tree.q is None else _drawn_from(tree, candidate).to(p.dtype)
     tested, chances = [], []
     for test in range(width):
         if logits.device.type == "cpu" and not bool((candidate > 0).any()):
@@ -101,8 +101,8 @@ def rejection(logits: Tensor, tree: DraftTree, sampler: Sampler, depth: int) -> 
         accepted = accepted + taken
         path = torch.where(taken[:, None], path.scatter(1, accepted.clamp(max=depth)[:, None], node[:, None]), path)
         onward, aside = first[requests, candidate], following[requests, candidate]
-        candidate = torch.where(taken, onward, torch.where(refused, aside, candidate.new_zeros(())))
-        p, q = _after(p, q, token, taken, refused, logits, tree, node, sampler)
+        before, candidate = candidate, torch.where(taken, onward, torch.where(refused, aside, candidate.new_zeros(())))
+        p, q = _after(p, q, token, taken, refused, logits, tree, node, sampler, (before, candidate))
     path = path.cummax(dim=1).values  # a child's index is above its parent's: later entries repeat the last accepted
     verdict = Verdict(path, accepted, sampler.residual_draw(p))
     return RejectionWalk(verdict, _columns(tested, n, p), _columns(chances, n, p), p)
@@ -118,8 +118,13 @@ def _after(
     tree: DraftTree,
     node: Tensor,
     sampler: Sampler,
+    candidates: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, Tensor | None]:
-    """(p, q) for the next test: fresh at the node that was accepted, the residual where a child was refused."""
+    """(p, q) for the next test: fresh at the node that was accepted, the residual where a child was refused.
+
+    candidates [n]: the child that was tested, and the one to test next. Its q is the residual where both were drawn
+    together, and its own otherwise.
+    """
     requests = torch.arange(len(p), device=p.device)
     fresh = process(logits[requests, node], sampler.sampling).exp()
     left = p.scatter(1, token, 0.0) if q is None else (p - q).clamp(min=0.0)
@@ -127,11 +132,21 @@ def _after(
     # Without any residual mass p = q up to rounding, and a refusal had no chance: going on with p is as good.
     left = torch.where(mass > 0, left / mass.clamp(min=torch.finfo(p.dtype).tiny), p)
     p = torch.where(taken[:, None], fresh, torch.where(refused[:, None], left, p))
-    if q is not None and tree.q is not None:
+    if q is not None:
         rest = q.scatter(1, token, 0.0)
         rest = rest / rest.sum(dim=1, keepdim=True).clamp(min=torch.finfo(q.dtype).tiny)
-        q = torch.where(taken[:, None], tree.q[requests, node].to(q.dtype), torch.where(refused[:, None], rest, q))
+        going_on = refused
+        if tree.draws is not None:
+            now, then = (tree.draws.gather(1, (one - 1).clamp(min=0)[:, None])[:, 0] for one in candidates)
+            going_on = refused & (now == then)
+        q = torch.where(going_on[:, None], rest, _drawn_from(tree, candidates[1]).to(q.dtype))
     return p, q
+
+
+def _drawn_from(tree: DraftTree, candidate: Tensor) -> Tensor:
+    """The distributions [n, V] that the nodes of indices [n] were drawn from; any where there is none (0)."""
+    assert tree.q is not None, "asked for deterministic proposals"
+    return tree.q[torch.arange(len(candidate), device=candidate.device), (candidate - 1).clamp(min=0)]
 
 
 def _kinship(tree: DraftTree) -> tuple[Tensor, Tensor]:

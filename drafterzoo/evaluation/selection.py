@@ -3,7 +3,7 @@
     where     = condition ("," condition)*        all must hold
     condition = key "=" value ("|" value)*        one of the values must be the cell's
     key       = drafter | suite | temperature | batch_size | seed
-              | budget | nodes | depth | grow | offer | reconsider | p_min
+              | budget | nodes | depth | grow | offer | reconsider | p_min | advance
 
 `budget=8`, `budget=chain:4` and `budget=chain:6,p_min=0.1` name a budget as it is typed elsewhere; `nodes=24` all
 budgets of 24 nodes, whatever their shape (so `budget=nodes=24,depth=8,grow=6,offer=6` works as it reads). Values of

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from drafterzoo.training.features import Document
-from drafterzoo.training.objectives.ttt import TrainingBatch
+from drafterzoo.training.objectives.base import TrainingBatch
 
 
 def packs(lengths: Sequence[int], indices: Sequence[int], limit: int, seed: int, epoch: int) -> list[list[int]]:

@@ -18,17 +18,34 @@ from torch.autograd import Function
 class Teacher:
     """The target's distribution at R rows, over the D draft tokens.
 
-    hidden [R, H] after the final norm; head [D, H]; lse [R] log-sum-exp over the *whole* vocabulary.
+    hidden [R, H] after the final norm; head [D, H]; lse [R] log-sum-exp over the *whole* vocabulary. renormalise: p
+    sums to 1 over the draft tokens, not to their share of the target's mass. weight: of p in the cross-entropy.
+    top_weight: of its top_k greatest entries besides (HASS's top-K distillation, eagle.md 3.3).
     """
 
     hidden: Tensor
     head: Tensor
     lse: Tensor
+    renormalise: bool = True
+    weight: float = 1.0
+    top_k: int = 0
+    top_weight: float = 0.0
 
-    def probabilities(self, rows: slice, renormalise: bool) -> Tensor:
-        """p [r, D]: it sums to 1 when renormalised, to the draft tokens' share of the target's mass otherwise."""
+    def probabilities(self, rows: slice) -> Tensor:
+        """p [r, D]."""
         logits = (self.hidden[rows] @ self.head.T).to(self.lse.dtype)
-        return logits.softmax(-1) if renormalise else (logits - self.lse[rows, None]).exp_()
+        return logits.softmax(-1) if self.renormalise else (logits - self.lse[rows, None]).exp_()
+
+    def wanted(self, p: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What multiplies -log q [r, D], made of p in place, and its sum [r, 1] (None: 1)."""
+        if self.top_k and self.top_weight:
+            top = p.topk(min(self.top_k, p.shape[-1]), dim=-1)
+            p = p.mul_(self.weight).scatter_add_(-1, top.indices, top.values * self.top_weight)
+        elif self.weight != 1:
+            p = p.mul_(self.weight)
+        elif self.renormalise:
+            return p, None
+        return p, p.sum(-1, keepdim=True)
 
 
 class _SoftCrossEntropy(Function):
@@ -39,7 +56,6 @@ class _SoftCrossEntropy(Function):
         head: Tensor,
         weight: Tensor,
         teacher: Teacher,
-        renormalise: bool,
         rows_at_once: int,
     ) -> tuple[Tensor, Tensor]:
         grad_hidden = torch.empty_like(hidden)
@@ -47,16 +63,17 @@ class _SoftCrossEntropy(Function):
         loss, agree = weight.new_zeros(()), torch.empty(len(hidden), dtype=torch.bool, device=hidden.device)
         for start in range(0, len(hidden), rows_at_once):
             rows = slice(start, start + rows_at_once)
-            p = teacher.probabilities(rows, renormalise)
+            p = teacher.probabilities(rows)
             log_q = (hidden[rows] @ head.T).to(weight.dtype).log_softmax(-1)
             likeliest = p.max(-1).indices  # several times as fast as argmax on a CPU
             agree[rows] = log_q.gather(-1, likeliest[:, None])[:, 0] == log_q.amax(-1)
             w = weight[rows, None]
+            p, mass = teacher.wanted(p)
             loss -= (w[:, 0] * torch.linalg.vecdot(p, log_q)).sum()
             # in place from here on: the step is bound by the memory that these [r, D] pass through
             grad = log_q.exp_()
-            if not renormalise:
-                grad.mul_(p.sum(-1, keepdim=True))
+            if mass is not None:
+                grad.mul_(mass)
             grad.sub_(p).mul_(w)
             grad_hidden[rows] = grad @ head
             if grad_head is not None:
@@ -69,23 +86,33 @@ class _SoftCrossEntropy(Function):
     def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         grad_head = grad_loss * saved[1] if len(saved) == 2 else None
-        return grad_loss * saved[0], grad_head, None, None, None, None
+        return grad_loss * saved[0], grad_head, None, None, None
+
+
+@torch.no_grad()
+def row_losses(hidden: Tensor, head: Tensor, teacher: Teacher, *, chunk_bytes: int = 1 << 25) -> Tensor:
+    """CE(p, q) of every row [R], without any weight; no gradients. Arguments as below."""
+    losses = [hidden.new_zeros(0, dtype=teacher.lse.dtype)]
+    rows_at_once = _rows_at_once(hidden, head, chunk_bytes)
+    for start in range(0, len(hidden), rows_at_once):
+        rows = slice(start, start + rows_at_once)
+        log_q = (hidden[rows] @ head.T).to(teacher.lse.dtype).log_softmax(-1)
+        losses.append(-torch.linalg.vecdot(teacher.probabilities(rows), log_q))
+    return torch.cat(losses)
+
+
+def _rows_at_once(hidden: Tensor, head: Tensor, chunk_bytes: int) -> int:
+    return max(1, chunk_bytes // (head.shape[0] * hidden.element_size() * 4))
 
 
 def soft_cross_entropy(
-    hidden: Tensor,
-    head: Tensor,
-    weight: Tensor,
-    teacher: Teacher,
-    *,
-    renormalise: bool = True,
-    chunk_bytes: int = 1 << 25,
+    hidden: Tensor, head: Tensor, weight: Tensor, teacher: Teacher, *, chunk_bytes: int = 1 << 25
 ) -> tuple[Tensor, Tensor]:
-    """Sum over rows of weight * CE(p, q), and where the two argmaxes agree.
+    """Sum over rows of weight * CE(p, q), p weighed as the teacher says, and where the two argmaxes agree.
 
     hidden [R, h] draft head inputs, head [D, h], weight [R]. Returns (loss, agree [R] bool). Gradients reach hidden,
     and head when it is trained. Under autocast the heads are best given in its dtype, or each chunk casts them anew;
     sums and softmaxes are in the dtype of weight and lse.
     """
-    rows_at_once = max(1, chunk_bytes // (head.shape[0] * hidden.element_size() * 4))
-    return _SoftCrossEntropy.apply(hidden, head, weight, teacher, renormalise, rows_at_once)
+    rows_at_once = _rows_at_once(hidden, head, chunk_bytes)
+    return _SoftCrossEntropy.apply(hidden, head, weight, teacher, rows_at_once)

@@ -68,12 +68,26 @@ def _temperatures(instance: object, attribute: attrs.Attribute, value: tuple[flo
 
 
 @attrs.frozen
+class SizesSection:
+    """The sizes of a target, for `--dry-run` where it is not on this machine; training checks them."""
+
+    hidden_size: int = attrs.field(validator=positive)
+    num_layers: int = attrs.field(validator=positive)
+    vocab_size: int = attrs.field(validator=positive)
+    intermediate_size: int = attrs.field(validator=positive)
+    num_heads: int = attrs.field(validator=positive)
+    num_kv_heads: int = attrs.field(validator=positive)
+    head_dim: int = attrs.field(validator=positive)
+
+
+@attrs.frozen
 class TargetSection:
-    """Which target the drafter is for: the arguments of load_target."""
+    """Which target the drafter is for: the arguments of load_target. sizes: those it is expected to have."""
 
     name: str = "smollm2-135m"
     revision: str | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    sizes: SizesSection | None = None
 
 
 @attrs.frozen
@@ -138,7 +152,10 @@ class InitSection:
 
 @attrs.frozen
 class OptimizerSection:
-    """AdamW; linear warm-up, then cosine to `final` times the peak; gradient clipping; an average of the weights."""
+    """AdamW; linear warm-up, then cosine to `final` times the peak; gradient clipping; an average of the weights.
+
+    clip_by: "norm" bounds the norm of the whole gradient, "value" each of its entries (EAGLE, EAGLE-2, HASS).
+    """
 
     lr: float = attrs.field(default=1e-4, validator=positive)
     betas: tuple[float, float] = attrs.field(default=(0.9, 0.95), validator=_between(0, 0.9999999))
@@ -146,6 +163,7 @@ class OptimizerSection:
     warmup: float = attrs.field(default=0.02, validator=_between(0, 1))
     final: float = attrs.field(default=0.0, validator=_between(0, 1))
     clip: float = attrs.field(default=0.5, validator=positive)
+    clip_by: Literal["norm", "value"] = "norm"
     ema: float = attrs.field(default=0.0, validator=_between(0, 1))
 
 

@@ -1,8 +1,8 @@
 """A closed-form start for `fc`: the untrained drafter then already predicts the target's next final hidden state.
 
-Knows an EAGLE-3 body's fusion and final norm, and ridge regression; nothing of training steps. [our design, eagle.md
-and machine.md 4]: with o_proj and down_proj small, the drafter's output is about norm(fc(taps_t)), which should be the
-target's final-normed hidden at t+1.
+Knows a recurrent body's `fc`, and ridge regression; nothing of training steps or of norms. [our design, eagle.md and
+machine.md 4]: with o_proj and down_proj small, what the head reads is about what fc gives, after the final norm where
+there is one, and should be the target's final-normed hidden at t+1.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from drafterzoo.drafters.eagle3_body import Eagle3Body
+from drafterzoo.drafters.recurrent import RecurrentBody
 from drafterzoo.training.features import Document
 
 
 @torch.no_grad()
-def ridge_start(drafter: Eagle3Body, documents: Iterable[Document], rows: int, *, strength: float = 1e-3) -> None:
-    """Solve fc over the first `rows` rows of `documents`, set the final norm's scale, shrink the block to a tenth.
+def ridge_start(drafter: RecurrentBody, documents: Iterable[Document], rows: int, *, strength: float = 1e-3) -> None:
+    """Solve fc over the first `rows` rows of `documents`, and shrink the block to a tenth.
 
-    The regression target is the final hidden state with each channel at unit scale. The final norm multiplies that
-    scale back in, times the length of the prediction: what cannot be predicted must not make the head confident.
+    The regression target is the final hidden state with each channel at unit scale; `begin_with` multiplies that scale
+    back in.
     """
     inputs, outputs, square, seen = _moments(drafter, documents, rows)
     gain = (square / max(seen, 1)).sqrt().clamp(min=1e-6)
@@ -29,24 +29,23 @@ def ridge_start(drafter: Eagle3Body, documents: Iterable[Document], rows: int, *
         inputs + strength * inputs.diagonal().mean() * torch.eye(len(inputs)).to(inputs), outputs / gain
     )
     explained = (weight * (inputs @ weight)).sum() / (max(seen, 1) * len(gain))
-    drafter.norm.weight.copy_(gain * explained.sqrt())
-    drafter.fc.weight.copy_(weight.T)
+    drafter.begin_with(weight.T, gain, float(explained))
     for layer in drafter.layers:
         layer.self_attn.o_proj.weight.mul_(0.1)
         layer.mlp.down_proj.weight.mul_(0.1)
 
 
-def _moments(drafter: Eagle3Body, documents: Iterable[Document], rows: int) -> tuple[Tensor, Tensor, Tensor, int]:
+def _moments(drafter: RecurrentBody, documents: Iterable[Document], rows: int) -> tuple[Tensor, Tensor, Tensor, int]:
     """X'X, X'Y, the sum of Y*Y per channel in float64, and the rows seen.
 
     X feeds fc at row t, Y is the final hidden at t+1.
     """
-    height, width = drafter.fc.weight.shape
-    zeros = drafter.fc.weight.new_zeros
+    like = drafter.fc.weight
+    (height, width), zeros = like.shape, like.new_zeros
     xx, xy, yy = zeros(width, width).double(), zeros(width, height).double(), zeros(height).double()
     seen = 0
     for document in documents:
-        x = drafter.fc_input(document.features[:-1].to(drafter.fc.weight)).double()
+        x = drafter.fc_rows(document.features[:-1].to(like), document.tokens[1:].to(like.device)).double()
         y = document.hidden[1:].to(xy)
         xx += x.T @ x
         xy += x.T @ y

@@ -21,15 +21,16 @@ from torch import Tensor
 
 from drafterzoo import checkpoint
 from drafterzoo.budget import Budget
-from drafterzoo.catalogue import check_fingerprint
+from drafterzoo.catalogue import check_fingerprint, check_names
+from drafterzoo.composition import innermost, restore, wrap
 from drafterzoo.disk import check_file, check_folder
 from drafterzoo.drafters.base import Drafter
-from drafterzoo.drafters.eagle3_body import Eagle3Body
+from drafterzoo.drafters.recurrent import RecurrentBody
 from drafterzoo.engine.coupling import collect, fit
 from drafterzoo.engine.sampling import Sampling
 from drafterzoo.errors import CheckpointError, DataError, UsageError, suggest
 from drafterzoo.progress import console
-from drafterzoo.registry import DRAFTERS, parse_spec
+from drafterzoo.registry import DRAFTERS, WRAPPERS, Spec, parse_spec
 from drafterzoo.target import load_target
 from drafterzoo.target.target import Target
 from drafterzoo.threads import with_threads
@@ -37,6 +38,9 @@ from drafterzoo.training.features import ANOTHER, FeatureCache, OnlineFeatures, 
 from drafterzoo.training.generating import ANOTHER_ENTRY, ensure_rollouts
 from drafterzoo.training.kept import read_kept
 from drafterzoo.training.kinds import check_kinds, check_required
+from drafterzoo.training.objectives.base import Objective
+from drafterzoo.training.objectives.hass import Hass
+from drafterzoo.training.objectives.pr import Reconsidering
 from drafterzoo.training.objectives.ttt import TTT
 from drafterzoo.training.recipe import Recipe, build_recipe, kept_recipe, read_recipe
 from drafterzoo.training.ridge import ridge_start
@@ -45,12 +49,13 @@ from drafterzoo.training.state import STATE
 from drafterzoo.training.trainer import Say, Trainer
 from drafterzoo.training.vocabulary import coverage, frequent_ids
 from drafterzoo.wording import quantity, verb
+from drafterzoo.wrappers.pr import Reconsideration
 
 ANOTHER_CACHE = f"free some space, or {ANOTHER}"
 FINISHED = "summary.json"  # written last of all
 WEIGHTLESS = ("coupling", "packed_dtype")  # options of a drafter that no weight depends on
 COUPLING_TOKENS = 32  # of each answer the coupled score is fitted on: many prompts say more than long answers
-OBJECTIVES: dict[str, type[TTT]] = {"ttt": TTT}
+OBJECTIVES: dict[str, type[Objective]] = {"ttt": TTT, "hass": Hass}
 
 
 @attrs.frozen
@@ -88,25 +93,39 @@ def train(
         return _train(recipe, objective, folder, say)
 
 
-def _train(recipe: Recipe, objective: TTT, folder: Path, say: Say) -> TrainResult:
+def _train(recipe: Recipe, objective: Objective, folder: Path, say: Say) -> TrainResult:
     """Load the target, read rollouts and features, and take the steps that are left."""
     torch.manual_seed(recipe.run.seed)
     target = load_target(recipe.target.name, revision=recipe.target.revision, dtype=getattr(torch, recipe.target.dtype))
+    check_sizes(recipe, target)
     if recipe.generate is not None:
         ensure_rollouts(recipe.generate, target, expand_path(recipe.data.rollouts))
     rollouts = read_rollouts(recipe.data.rollouts, target.vocab_size)
     begun = _begun(recipe, folder)
     drafter = build_drafter(recipe, target, rollouts, begun)
+    whole = extended(objective, drafter)
+    whole.check(drafter)
     if begun is not None and begun.parent != folder:
         drafter.training_record = {"began_with": drafter.training_record}
     trained = sum(p.numel() for p in drafter.parameters() if p.requires_grad)
     if drafter.vocabulary is not None:
         say(covered(drafter.vocabulary, rollouts, target.vocab_size))
-    say(f"{drafter.spec} for {target.name}: {trained / 1e6:.2f} M trained parameters, objective {objective.name}")
+    say(f"{drafter.spec} for {target.name}: {trained / 1e6:.2f} M trained parameters, objective {whole.called}")
     source = open_features(recipe, target, rollouts, drafter.taps)
-    trainer = Trainer(recipe, drafter, objective, rollouts, source, folder, say)
+    trainer = Trainer(recipe, drafter, whole, rollouts, source, folder, say)
     with alone(folder):
         return _run(recipe, trainer, say)
+
+
+def check_sizes(recipe: Recipe, target: Target) -> None:
+    """Raise UsageError where a recipe states another size than the target has."""
+    stated = recipe.target.sizes
+    for name in ("hidden_size", "num_layers", "vocab_size"):
+        if stated is not None and getattr(stated, name) != getattr(target, name):
+            raise UsageError(
+                f"recipe [target.sizes]: {name} is {getattr(stated, name)}, but {target.name} has "
+                f"{getattr(target, name)}; correct it, or name the target it belongs to."
+            )
 
 
 def check_places(recipe: Recipe, folder: Path) -> None:
@@ -247,7 +266,8 @@ def couple(recipe: Recipe, target: Target, rollouts: Rollouts, folder: Path, say
     Returns the weights: those it had where few roots or a drafter that knows little give one that is not above zero.
     """
     saved = checkpoint.read(folder)
-    drafter = DRAFTERS.get(str(saved.config["drafter"]["name"])).from_checkpoint(saved, target)
+    drafter = restore(saved, target)
+    bare = innermost(drafter)
     rows = [rollouts.rows[i] for i in rollouts.split("train")]
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(recipe.run.seed)).tolist()
     samples = collect(
@@ -260,14 +280,14 @@ def couple(recipe: Recipe, target: Target, rollouts: Rollouts, folder: Path, say
     )
     fitted, roots = fit(samples).coupling, len(samples.choices)  # fewer than asked for where the prompts ran out
     if min(fitted.prior, fitted.noise) < 1e-4:  # they are kept to four places
-        kept = list(drafter.config.coupling)
+        kept = list(bare.config.coupling)
         said = f"a fit on {quantity(roots, 'root')} gives none above zero"
         say(f"coupling weights stay {kept}: {said}; train longer, or on more")
         return kept
-    drafter.config = attrs.evolve(drafter.config, coupling=(round(fitted.prior, 4), round(fitted.noise, 4)))
+    bare.config = attrs.evolve(bare.config, coupling=(round(fitted.prior, 4), round(fitted.noise, 4)))
     drafter.save_pretrained(folder)
-    say(f"coupling weights {list(drafter.config.coupling)} fitted on {quantity(roots, 'root')}")
-    return list(drafter.config.coupling)
+    say(f"coupling weights {list(bare.config.coupling)} fitted on {quantity(roots, 'root')}")
+    return list(bare.config.coupling)
 
 
 def _read(recipe: str | Path | dict[str, Any] | Recipe) -> Recipe:
@@ -276,7 +296,7 @@ def _read(recipe: str | Path | dict[str, Any] | Recipe) -> Recipe:
     return build_recipe(recipe, "recipe") if isinstance(recipe, dict) else read_recipe(recipe)
 
 
-def build_objective(recipe: Recipe) -> TTT:
+def build_objective(recipe: Recipe) -> Objective:
     """The objective a recipe names. Raises UsageError naming the key."""
     name = recipe.objective.get("name", "ttt")
     if name not in list(OBJECTIVES):  # whatever it is: a list, too, may be asked for
@@ -289,17 +309,27 @@ def build_objective(recipe: Recipe) -> TTT:
     return checkpoint.structure(OBJECTIVES[name], recipe.objective, "recipe [objective]", UsageError)
 
 
+def extended(objective: Objective, drafter: Drafter) -> Objective | Reconsidering:
+    """The objective with what the drafter's wrappers add to it."""
+    return Reconsidering(objective) if isinstance(drafter, Reconsideration) else objective
+
+
 def drafter_class(recipe: Recipe) -> tuple[type[Drafter], dict[str, Any]]:
-    """What a recipe trains, and the options it is given. Raises UsageError; nothing is loaded for it."""
+    """The drafter that a recipe trains, without its wrappers, and the options it is given.
+
+    Raises UsageError; nothing is loaded for it.
+    """
     spec = parse_spec(recipe.spec)
+    check_names(spec)
     cls = DRAFTERS.get(spec.base)
-    if not issubclass(cls, Drafter) or not cls.has_weights or spec.wrappers:
+    if not issubclass(cls, Drafter) or not cls.has_weights:
         raise UsageError(
-            f"recipe: spec {recipe.spec!r} cannot be trained; give a drafter that has weights, without wrappers, for "
-            f"example 'eagle3.1'."
+            f"recipe: spec {recipe.spec!r} cannot be trained; give a drafter that has weights, for example 'eagle3.1'."
         )
     options = {**spec.options, **recipe.drafter}
     check_kinds(cls.Config, options, "recipe [drafter]")
+    for name, given in spec.wrappers:
+        check_kinds(WRAPPERS.get(name).Config, given, f"recipe spec {recipe.spec!r}, {name}")
     return cls, options
 
 
@@ -311,14 +341,34 @@ def build_drafter(recipe: Recipe, target: Target, rollouts: Rollouts, begun: Pat
     cls, options = drafter_class(recipe)
     anew = begun is None or (recipe.init.vocabulary == "anew" and begun == _named(str(recipe.init.from_checkpoint)))
     drafter = cls.create(target, **options) if begun is None else _continued(cls, options, target, begun, anew)
-    drafter.budget = Budget.parse(recipe.budget)
-    drafter.storage_dtype = getattr(torch, recipe.run.storage)
-    if anew and isinstance(drafter, Eagle3Body) and drafter.vocabulary is not None:
+    if anew and isinstance(drafter, RecurrentBody) and drafter.vocabulary is not None:
         answers = [rollouts.rows[i].response_ids for i in rollouts.split("train")]
         drafter.set_vocabulary(
             frequent_ids(answers, drafter.config.draft_vocab_size, target.vocab_size, target.eos_token_ids)
         )
-    return drafter
+    whole = _wrapped(drafter, parse_spec(recipe.spec), begun)
+    whole.budget = Budget.parse(recipe.budget)
+    for part in (drafter, whole):
+        part.storage_dtype = getattr(torch, recipe.run.storage)
+    return whole
+
+
+def _wrapped(drafter: Drafter, spec: Spec, begun: Path | None) -> Drafter:
+    """The recipe's wrappers around its drafter: those of the checkpoint it begins with, or new where that has none.
+
+    Raises UsageError when the checkpoint has others.
+    """
+    saved = None if begun is None else checkpoint.read(begun)
+    if saved is None or not saved.config.get("wrappers"):
+        return wrap(drafter, spec)
+    whole = restore(saved, drafter.target)
+    asked = wrap(drafter, spec)
+    if whole.manifest()["wrappers"] != asked.manifest()["wrappers"]:
+        raise UsageError(
+            f"recipe: the wrappers of spec {str(spec)!r} are not those of {begun}, {whole.spec!r}; "
+            f"give the same, or start from a drafter without any."
+        )
+    return whole
 
 
 def _continued(cls: type[Drafter], options: dict[str, Any], target: Target, folder: Path, anew: bool) -> Drafter:
@@ -332,8 +382,9 @@ def _continued(cls: type[Drafter], options: dict[str, Any], target: Target, fold
     if name != cls.name:
         raise _another_drafter("name", cls.name, name, folder)
     # Built, because what an older checkpoint does not say is what it was made with: the default.
-    made = _plain(attrs.asdict(checkpoint.structure(cls.Config, section, saved.config_file)))
-    if anew and made.get("head") != "borrowed":
+    config = checkpoint.structure(cls.Config, section, saved.config_file)
+    made = _plain(attrs.asdict(config))
+    if anew and getattr(config, "head", "own") != "borrowed":
         raise UsageError(
             f'recipe [init]: vocabulary = "anew" needs a borrowed head, and that of {folder} is its own, trained '
             f"for its ids; leave the key out."
@@ -342,7 +393,7 @@ def _continued(cls: type[Drafter], options: dict[str, Any], target: Target, fold
         if value != made[key] and key not in WEIGHTLESS and not (anew and key == "draft_vocab_size"):
             raise _another_drafter(key, value, made[key], folder)
     check_fingerprint(saved.config["target"], target, folder)
-    drafter = cls.from_checkpoint(saved, target)
+    drafter = innermost(restore(saved, target))
     made |= {key: options[key] for key in WEIGHTLESS if key in options}
     drafter.config = checkpoint.structure(cls.Config, made, "recipe [drafter]", UsageError)
     return _resized(drafter, options.get("draft_vocab_size", made["draft_vocab_size"])) if anew else drafter
@@ -392,9 +443,10 @@ def open_features(
 def start(recipe: Recipe, drafter: Drafter, trainer: Trainer) -> None:
     """Give a fresh run its first weights, where the drafter does not have them from a checkpoint."""
     if recipe.init.fc == "ridge":
-        if not isinstance(drafter, Eagle3Body):
+        bare = innermost(drafter)
+        if not isinstance(bare, RecurrentBody):
             raise UsageError(
-                f'recipe [init]: fc = "ridge" needs an EAGLE-3 body, and {drafter.spec} has none; leave it out.'
+                f'recipe [init]: fc = "ridge" needs a drafter with an fc, and {drafter.spec} has none; leave it out.'
             )
         order = torch.randperm(len(trainer.indices), generator=torch.Generator().manual_seed(recipe.run.seed)).tolist()
-        ridge_start(drafter, (trainer.source.document(trainer.indices[i]) for i in order), recipe.init.ridge_rows)
+        ridge_start(bare, (trainer.source.document(trainer.indices[i]) for i in order), recipe.init.ridge_rows)

@@ -17,7 +17,8 @@ import json
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -29,6 +30,7 @@ from torch import Tensor
 
 from drafterzoo import checkpoint
 from drafterzoo.budget import Budget
+from drafterzoo.composition import restore
 from drafterzoo.drafters.base import Drafter
 from drafterzoo.errors import CheckpointError, DataError, UsageError
 from drafterzoo.parsing import parse_json
@@ -36,7 +38,8 @@ from drafterzoo.progress import progress
 from drafterzoo.training.batches import pack, packs
 from drafterzoo.training.features import FeatureCache, OnlineFeatures
 from drafterzoo.training.kept import read_kept
-from drafterzoo.training.objectives.ttt import TTT, PassNotes, TeacherHead
+from drafterzoo.training.objectives.base import Objective, PassNotes, TeacherHead
+from drafterzoo.training.objectives.pr import Reconsidering
 from drafterzoo.training.recipe import OptimizerSection, Recipe, kept_recipe
 from drafterzoo.training.rollouts import Rollouts
 from drafterzoo.training.state import STATE, damaged, read_state, write_state
@@ -56,41 +59,53 @@ def learning_rate(section: OptimizerSection, step: int, total: int) -> float:
     return section.lr * (section.final + (1 - section.final) * 0.5 * (1 + math.cos(math.pi * min(along, 1.0))))
 
 
+def clip_gradients(parameters: Sequence[Tensor], section: OptimizerSection) -> Tensor:
+    """Clip the gradients as the recipe says, and return their norm before that."""
+    if section.clip_by == "norm":
+        return torch.nn.utils.clip_grad_norm_(parameters, section.clip)
+    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    torch.nn.utils.clip_grad_value_(parameters, section.clip)
+    return norm
+
+
 @attrs.define
 class Meter:
     """Sums between two lines of the log."""
 
     rows: int = 0
     seconds: float = 0.0
-    loss: list[float] = attrs.Factory(list)
-    right: list[int] = attrs.Factory(list)
-    seen: list[int] = attrs.Factory(list)
+    sums: dict[int, list[list[float]]] = attrs.Factory(dict)  # of every level, per pass: loss, right, rows
 
     def add(self, rows: int, seconds: float, notes: list[PassNotes]) -> None:
         self.rows, self.seconds = self.rows + rows, self.seconds + seconds
-        for depth, note in enumerate(notes):
-            if depth == len(self.loss):
-                self.loss.append(0.0)
-                self.right.append(0)
-                self.seen.append(0)
-            self.loss[depth] += float(note.loss) * note.rows
-            self.right[depth] += int(note.right)
-            self.seen[depth] += note.rows
+        depth = Counter[int]()
+        for note in notes:
+            level = self.sums.setdefault(note.level, [])
+            if depth[note.level] == len(level):
+                level.append([0.0, 0, 0])
+            sums = level[depth[note.level]]
+            depth[note.level] += 1
+            for index, value in enumerate((float(note.loss) * note.rows, int(note.right), note.rows)):
+                sums[index] += value
 
     def line(self) -> dict[str, Any]:
-        """Per pass: mean loss and the share of rows where the drafter's first choice is the target's."""
-        seen = [max(s, 1) for s in self.seen]
-        return {
-            "loss": [round(a / b, 4) for a, b in zip(self.loss, seen, strict=True)],
-            "agree": [round(a / b, 4) for a, b in zip(self.right, seen, strict=True)],
-            "rows_per_s": round(self.rows / max(self.seconds, 1e-9), 1),
-        }
+        """Per pass: mean loss and the share of rows where the drafter's first choice is the target's.
+
+        Of a wrapper's second thoughts, `loss_again` and `agree_again`.
+        """
+        line: dict[str, Any] = {}
+        for level, passes in sorted(self.sums.items() or [(0, [])]):
+            ending = "_again" if level else ""
+            line[f"loss{ending}"] = [round(loss / max(rows, 1), 4) for loss, _, rows in passes]
+            line[f"agree{ending}"] = [round(right / max(rows, 1), 4) for _, right, rows in passes]
+        return {**line, "rows_per_s": round(self.rows / max(self.seconds, 1e-9), 1)}
 
 
 def _remark(line: dict[str, Any]) -> str:
     """A line of the log as a person reads it beside the bar."""
-    loss, agree = (" ".join(f"{x:.2f}" for x in line[key]) for key in ("loss", "agree"))
-    return f"step {line['step']}/{line['of']} loss {loss} agree {agree} {line['rows_per_s']:,.0f} rows/s"
+    keys = [key for key in ("loss", "agree", "agree_again") if key in line]
+    said = " ".join(f"{key.replace('_', ' ')} {' '.join(f'{x:.2f}' for x in line[key])}" for key in keys)
+    return f"step {line['step']}/{line['of']} {said} {line['rows_per_s']:,.0f} rows/s"
 
 
 def _step_of(line: bytes) -> float:
@@ -108,7 +123,7 @@ class Trainer:
         self,
         recipe: Recipe,
         drafter: Drafter,
-        objective: TTT,
+        objective: Objective | Reconsidering,
         rollouts: Rollouts,
         source: FeatureCache | OnlineFeatures,
         folder: Path,
@@ -223,7 +238,7 @@ class Trainer:
             loss, notes = self.objective.loss(self.drafter, batch, passes, teacher_head)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, optimizer.clip)
+        norm = clip_gradients(self.parameters, optimizer)
         self.optimizer.step()
         # Early on the average must forget the random start, hence the ramp.
         keep = min(optimizer.ema, (1 + self.step) / (10 + self.step)) if optimizer.ema else 0.0
@@ -328,7 +343,7 @@ class Trainer:
             if self.best.get("measured_with") == asked:
                 return
             with torch.random.fork_rng(devices=[]):  # making a drafter draws weights, which are replaced
-                best = type(drafter).from_checkpoint(saved, drafter.target)
+                best = restore(saved, drafter.target)
         except CheckpointError:
             self.best = NO_BEST
             return

@@ -8,13 +8,18 @@ for bit.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from torch import Tensor
+import attrs
+from torch import Tensor, nn
 
-from drafterzoo.drafters.base import Drafter, UnrollBatch
+from drafterzoo import checkpoint
+from drafterzoo.drafters.base import Drafter, UnrollBatch, Unrolling, with_options
 from drafterzoo.engine.contract import REJECTED_ROWS, Committed, DraftState, Frontier, Offers
+from drafterzoo.engine.replay import parts_of
 from drafterzoo.errors import UsageError
+from drafterzoo.target.packed import PackedLinear, can_pack, pack_linears
 
 if TYPE_CHECKING:
     from drafterzoo.engine.sampling import Selector
@@ -25,27 +30,88 @@ class Wrapper(Drafter):
     """A drafter that holds another and passes everything on; a subclass overrides what it changes.
 
     needs: capabilities the base must have ("recurrent", "context_rows"), and REJECTED_ROWS where features of rejected
-    draft nodes are kept. Raises UsageError when the base lacks one.
+    draft nodes are kept. Raises UsageError when the base lacks one, or is such a wrapper already.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, base: Drafter, config: object) -> None:
-        missing = self.needs - base.capabilities - {REJECTED_ROWS}
-        if missing:
-            raise UsageError(
-                f"{self.name!r} cannot wrap {base.spec!r}: it needs a drafter with {', '.join(sorted(missing))}, and "
-                f"{base.spec!r} has {', '.join(sorted(base.capabilities)) or 'neither'}."
-            )
+        self.check_base(base.spec, base.capabilities, [getattr(part, "name", "") for part in parts_of(base)])
         super().__init__(config, base.target)
         self.base = base
         self.spec = f"{base.spec}+{self.name}"
         self.budget = base.budget
         self.capabilities = base.capabilities
+        self.storage_dtype, self.training_record = base.storage_dtype, base.training_record
+
+    @classmethod
+    def check_base(cls, spec: str, capabilities: frozenset[str], names: Collection[str]) -> None:
+        """Raise UsageError unless this can wrap a drafter of that spec, made of the parts of these names."""
+        missing = cls.needs - capabilities - {REJECTED_ROWS}
+        if missing:
+            raise UsageError(
+                f"{cls.name!r} cannot wrap {spec!r}: it needs a drafter with {', '.join(sorted(missing))}, and "
+                f"{spec!r} has {', '.join(sorted(capabilities)) or 'neither'}."
+            )
+        if cls.name in names:
+            raise UsageError(f"{cls.name!r} cannot wrap {spec!r}, which has it already; name a wrapper once.")
+
+    # -- construction, and the native checkpoint ---------------------------------------------------------------
+
+    @classmethod
+    def default_config(cls, target: Target, **options: Any) -> Any:
+        return with_options(cls.Config, cls.name, {}, options)
+
+    @classmethod
+    def create(cls, target: Target, **options: Any) -> Self:
+        raise UsageError(f"{cls.name!r} is a wrapper and stands behind a drafter, as in 'eagle3.1+{cls.name}'.")
+
+    @classmethod
+    def around(cls, base: Drafter, saved: checkpoint.Native) -> Self:
+        """The wrapper that `saved` is the part of, around its base. Raises CheckpointError as a drafter does."""
+        section = {key: value for key, value in saved.config["drafter"].items() if key != "name"}
+        wrapper = cls(base, checkpoint.structure(cls.Config, section, f"{saved.config_file}, {cls.name}"))
+        checkpoint.fill(wrapper, saved, but_for="base")
+        return wrapper.to(base.target.device).eval()
+
+    def manifest(self) -> dict[str, Any]:
+        under = self.base.manifest()
+        section = {"name": self.name, **attrs.asdict(self.config)}
+        return {**super().manifest(), "drafter": under["drafter"], "wrappers": [*under["wrappers"], section]}
+
+    def tensors(self) -> dict[str, Tensor]:
+        own = {key: value for key, value in super().tensors().items() if not key.startswith("base.")}
+        return {**self.base.tensors(), **{f"wrappers.{self.name}.{key}": value for key, value in own.items()}}
+
+    def check_target(self, target: Target) -> None:
+        self.base.check_target(target)
+
+    def borrow(self) -> None:
+        self.base.borrow()
+
+    def packed_dtype(self) -> Any:
+        return self.base.packed_dtype()
+
+    def pack(self) -> None:
+        """The base packs itself, its own way; then what the wrapper has beside it."""
+        self.base.pack()
+        self.packed = self.base.packed
+        for name, child in list(self.named_children()):
+            if name != "base" and self.packed is not None:
+                if isinstance(child, nn.Linear) and can_pack(child):
+                    setattr(self, name, PackedLinear(child, self.packed))
+                else:
+                    pack_linears(child, self.packed)
+
+    # -- passed on ---------------------------------------------------------------------------------------------
 
     @property
     def taps(self) -> tuple[int, ...]:
         return self.base.taps
+
+    @property
+    def coupling(self) -> Any:
+        return self.base.coupling
 
     @property
     def vocabulary(self) -> Tensor | None:
@@ -63,8 +129,8 @@ class Wrapper(Drafter):
     def rows_per_round(self, depth: int, grow: int) -> int:
         return self.base.rows_per_round(depth, grow)
 
-    def unroll(self, batch: UnrollBatch, passes: int) -> list[Tensor]:
-        return self.base.unroll(batch, passes)
+    def unroll(self, batch: UnrollBatch, passes: int, unrolling: Unrolling | None = None) -> list[Tensor]:
+        return self.base.unroll(batch, passes, unrolling)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.base.logits(hidden)

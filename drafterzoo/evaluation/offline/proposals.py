@@ -22,6 +22,7 @@ from drafterzoo.engine.contract import DraftTree, Frontier, Offers, Verdict
 from drafterzoo.engine.decode import Batch, Settings
 from drafterzoo.engine.replay import Recorded
 from drafterzoo.engine.sampling import Sampler, Sampling, Selector, process
+from drafterzoo.errors import UsageError
 from drafterzoo.evaluation.offline import terms
 from drafterzoo.evaluation.offline.rounds import Chains
 from drafterzoo.evaluation.offline.teacher import ROWS_AT_ONCE, Lesson
@@ -33,8 +34,14 @@ ATTENDED = 1 << 22  # pairs of (start, context row) that an unrolled forward may
 def chains(drafter: Drafter, lesson: Lesson, drafts: int, sampling: Sampling, stops: Sequence[int]) -> Proposals:
     """Acceptances and costs of a chain of `drafts` at every start of the lesson's texts; the first token is given.
 
-    sampling: how target and drafter are processed; above temperature 0 the proposals are drawn from q.
+    sampling: how target and drafter are processed; above temperature 0 the proposals are drawn from q. Raises
+    UsageError for a drafter that offers more than a chain holds.
     """
+    if drafter.rows_per_round(drafts, 1) > Drafter.rows_per_round(drafter, drafts, 1):
+        raise UsageError(
+            f"evaluate: {drafter.spec!r} offers more than one child of a node, and the rule 'rejection' counts chains "
+            f"alone; use rule='match'."
+        )
     has_training_forward = type(drafter).unroll is not Drafter.unroll
     return (unrolled if has_training_forward else stepwise)(drafter, lesson, drafts, sampling, stops)
 
@@ -90,7 +97,7 @@ def unrolled(drafter: Drafter, lesson: Lesson, drafts: int, sampling: Sampling, 
     for part in starts.split(max(1, ATTENDED // (texts * width))):
         # Row t drafts for root t+1, and the root of start a is the answer's token a.
         rows = (ledger.prompts[:, None] - 1 + part).clamp(max=width - 1)
-        passes.append(drafter.unroll(_unroll_batch(drafter, lesson, rows), drafts))
+        passes.append(drafter.unroll(unroll_batch(drafter, lesson, rows), drafts))
     heads = [torch.cat(parts, dim=1) for parts in zip(*passes, strict=True)]
     last = torch.arange(1, int(ledger.starts.amax()), device=starts.device)  # answer tokens that a draft may concern
     wanted = (last < ledger.starts[:, None]).nonzero()
@@ -99,7 +106,7 @@ def unrolled(drafter: Drafter, lesson: Lesson, drafts: int, sampling: Sampling, 
     return ledger.proposals()
 
 
-def _unroll_batch(drafter: Drafter, lesson: Lesson, rows: Tensor) -> UnrollBatch:
+def unroll_batch(drafter: Drafter, lesson: Lesson, rows: Tensor) -> UnrollBatch:
     positions = torch.arange(lesson.tokens.shape[1], device=lesson.tokens.device).expand_as(lesson.tokens)
     lengths = torch.tensor([len(r.prompt) + len(r.answer) for r in lesson.recordings], device=positions.device)
     documents = torch.where(positions < lengths[:, None], 0, -1)

@@ -181,8 +181,9 @@ def shape(text: str) -> str:
         return "chain" + early
     if short_budget(text).startswith("tree:"):
         return "tree" + early
-    again = f"·{budget.reconsider}" if budget.reconsider else ""
-    return f"tree {budget.depth}·{budget.grow}·{budget.offer}" + again + early
+    more = {"reconsider": budget.reconsider, "advance": budget.advance}
+    said = "".join(f", {name} {value}" for name, value in more.items() if value)
+    return f"tree {budget.depth}·{budget.grow}·{budget.offer}" + said + early
 
 
 def brief_budget(text: str) -> str:

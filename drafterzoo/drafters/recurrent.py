@@ -1,0 +1,483 @@
+"""Drafting by recurrence, shared by the EAGLE family: one forward of a block per draft step, on its own output.
+
+Source: eagle.md 0 and 4.1. Knows the contract, a drafter's own K/V memory, and what may be borrowed of the target; what
+the block is, what it first reads and what recurs is a subclass's. Knows nothing of growth, verification, sampling or
+training objectives.
+
+Row t pairs the target's features of position t with the embedding of x_{t+1} and predicts x_{t+2} (eagle.md 0.1), so
+the row of a draft node at position p stands at rotary position p-1, and the newest committed row is the root's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import attrs
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from drafterzoo.drafters.attention import grouped_attention, rotary
+from drafterzoo.drafters.base import Drafter, UnrollBatch, Unrolling, counted
+from drafterzoo.drafters.blocks import Layer, Sizes
+from drafterzoo.drafters.context import ContextCache
+from drafterzoo.engine.contract import Committed, Counters, Frontier, Offers
+from drafterzoo.errors import CheckpointError, UsageError
+from drafterzoo.target.packed import PackedLinear, can_pack
+
+if TYPE_CHECKING:
+    from drafterzoo.engine.sampling import Selector
+    from drafterzoo.target.target import Target
+
+
+class RecurrentConfig(Sizes, Protocol):
+    """What a recurrent drafter's config says, however its own fields are called.
+
+    head, embedding: "borrowed" takes the target's (the head cut to the draft vocabulary) and saves nothing; "own"
+    stores them in the checkpoint. coupling: weights of log q and of the noise in the coupled score
+    (engine/sampling.py), fitted after training. packed_dtype: in what linear layers multiply when they are packed,
+    beside a target that is; "bfloat16" reads half the memory, "int8" a quarter, and both round the products, which
+    changes drafts a little and never the text (target/packed.py). "auto" takes bfloat16 where the CPU multiplies it by
+    itself, int8 elsewhere.
+    """
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def target_hidden_size(self) -> int: ...
+    @property
+    def taps(self) -> tuple[int, ...]: ...
+    @property
+    def draft_vocab_size(self) -> int: ...
+    @property
+    def head(self) -> Literal["own", "borrowed"]: ...
+    @property
+    def embedding(self) -> Literal["own", "borrowed"]: ...
+    @property
+    def coupling(self) -> tuple[float, float]: ...
+
+
+def check_vocabulary(config: RecurrentConfig) -> None:
+    """Raise UsageError for a draft vocabulary, an eps or coupling weights that no drafter can have."""
+    if not (config.rms_norm_eps >= 0 and all(0 < weight < math.inf for weight in config.coupling)):
+        raise UsageError(
+            f"rms_norm_eps={config.rms_norm_eps} and coupling={list(config.coupling)}, expected an eps that is not "
+            f"negative and two weights above zero."
+        )
+    if not 0 < config.draft_vocab_size <= config.vocab_size:
+        raise UsageError(
+            f"draft_vocab_size={config.draft_vocab_size} must lie between 1 and the target's {config.vocab_size}."
+        )
+
+
+Chains = list[list[tuple[Tensor, Tensor]]]  # of every layer: the keys of pass 0, and of each later pass
+
+
+@attrs.frozen(eq=False)
+class Pass:
+    """One pass of the training forward over Q rows of n texts.
+
+    tokens, positions [n, Q]: what the rows read, and where they stand; sight: what they see of pass 0 (`_sight`);
+    recurs, normed [n, Q, h]: what the next pass and the head read; chains: the keys up to and of this pass.
+    """
+
+    step: int
+    tokens: Tensor
+    positions: Tensor
+    sight: tuple[Tensor, Tensor | None]
+    recurs: Tensor
+    normed: Tensor
+    chains: Chains
+
+
+@attrs.define(eq=False)
+class RecurrentState:
+    """Requests in flight: context K/V, and the recurrent output of every row of this round (row 0: the root's)."""
+
+    cache: ContextCache
+    outputs: Tensor  # [n, 1+scratch, h], what recurs
+    normed: Tensor  # [n, h], the root's head input
+    counters: Counters = attrs.Factory(Counters)
+
+    def keep(self, requests: Tensor) -> None:
+        self.cache.keep(requests)
+        self.outputs, self.normed = self.outputs[requests], self.normed[requests]
+
+
+class RecurrentBody(Drafter):
+    """A drafter whose block runs once per draft step, on what it gave at the step before.
+
+    A subclass sets `fc` and `layers` (blocks.Layer), defines what fuses, enters and finishes, and calls `furnish` last.
+    """
+
+    capabilities: frozenset[str] = frozenset({"recurrent"})
+
+    config: RecurrentConfig
+    fc: nn.Linear
+    layers: Sequence[Layer]
+    d2t: Tensor
+    t2d: Tensor
+
+    # -- construction ------------------------------------------------------------------------------------------
+
+    def furnish(self) -> None:
+        """Add head, embedding and maps of the vocabulary, as the config says: own, or borrowed."""
+        config = self.config
+        if config.head == "own":
+            self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
+        if config.embedding == "own":
+            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        if self._reduced:
+            # Offsets, not ids: target id = draft id + d2t[draft id] (eagle.md 0.5); the first D until a map is set.
+            self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
+            self.register_buffer("t2d", torch.arange(config.vocab_size) < config.draft_vocab_size)
+        self._borrowed: dict[str, Any] = {}
+        self.borrow()
+
+    @classmethod
+    def from_checkpoint(cls, saved: Any, target: Target) -> RecurrentBody:
+        drafter = super().from_checkpoint(saved, target)
+        drafter.check_maps(saved.weights_file)
+        drafter.borrow()
+        return drafter
+
+    @property
+    def like(self) -> Tensor:
+        """A parameter that there always is: device and dtype of all of them."""
+        return self.layers[0].post_attention_layernorm.weight
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return self.config.taps
+
+    def check_target(self, target: Target) -> None:
+        """Raise CheckpointError when vocabulary, width or taps cannot be this target's."""
+        for what, have, need in (
+            ("vocab_size", target.vocab_size, self.config.vocab_size),
+            ("hidden_size", target.hidden_size, self.config.target_hidden_size),
+        ):
+            if have != need:
+                raise CheckpointError(
+                    f"{self.name}: made for a target with {what} {need}, but {target.name} has {have}; "
+                    f"load it with the target it was trained for."
+                )
+        if max(self.taps) > target.num_layers + 1 or min(self.taps) < 0:
+            raise CheckpointError(
+                f"{self.name}: taps {list(self.taps)} do not lie within 0..{target.num_layers + 1} of {target.name}; "
+                f"correct taps in config.json or load the target it was trained for."
+            )
+
+    # -- the draft vocabulary ----------------------------------------------------------------------------------
+
+    def set_vocabulary(self, ids: Tensor) -> None:
+        """Fix the draft vocabulary to these target ids [D], in any order; they are stored ascending.
+
+        Raises UsageError when they are not D different ids of the target.
+        """
+        ids = ids.unique().to(self.like.device)
+        if len(ids) != self.config.draft_vocab_size or ids[0] < 0 or ids[-1] >= self.config.vocab_size:
+            raise UsageError(
+                f"{self.name}: a draft vocabulary of {self.config.draft_vocab_size} different ids below "
+                f"{self.config.vocab_size} is needed, got {len(ids)}."
+            )
+        if len(ids) < self.config.vocab_size:
+            self.d2t = ids - torch.arange(len(ids), device=ids.device)
+            self.t2d = torch.zeros_like(self.t2d).index_fill_(0, ids, True)
+        self.borrow()
+
+    def check_maps(self, where: str) -> None:
+        """Raise CheckpointError unless d2t and t2d describe one and the same ascending set of ids (eagle.md 1.2)."""
+        if self.vocabulary is None:
+            return
+        size, ids = self.config.draft_vocab_size, self.vocabulary
+        wrong = None
+        if not self.d2t.any() and not self.t2d[:size].all():
+            wrong = "d2t is all zeros although t2d names other ids"
+        elif int(self.t2d.sum()) != size:
+            wrong = f"t2d marks {int(self.t2d.sum())} ids, expected {size}"
+        elif int(ids.min()) < 0 or int(ids.max()) >= self.config.vocab_size or not (ids.diff() > 0).all():
+            wrong = "id + d2t[id] is not strictly ascending within the target's vocabulary (are these absolute ids?)"
+        elif not self.t2d[ids].all():
+            wrong = "d2t and t2d name different ids"
+        if wrong:
+            raise CheckpointError(f"{where}: {wrong}; d2t must hold offsets, target id = draft id + d2t[draft id].")
+
+    def borrow(self) -> None:
+        """Take the target's embedding and head rows, as far as the config says so: neither trained nor saved."""
+        dtype = self.like.dtype
+        if self.config.embedding == "borrowed":
+            self._borrowed["embedding"] = self.target.embedding_weight().detach()
+        if self.config.head == "borrowed":
+            head = nn.utils.skip_init(nn.Linear, self.config.hidden_size, self.config.draft_vocab_size, bias=False)
+            head.weight = nn.Parameter(self.target.head_weight(self.vocabulary).detach().to(dtype), requires_grad=False)
+            self._borrowed["linear"] = head
+        self._borrowed["ids"] = (
+            None if not self._reduced else torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
+        )
+
+    @property
+    def _reduced(self) -> bool:
+        return self.config.draft_vocab_size < self.config.vocab_size
+
+    @property
+    def vocabulary(self) -> Tensor | None:
+        if not self._reduced:
+            return None
+        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
+
+    # -- the network -------------------------------------------------------------------------------------------
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Embeddings [..., h] of target ids."""
+        if self.config.embedding == "own":
+            return self.embed_tokens(tokens)
+        return functional.embedding(tokens, self._borrowed["embedding"]).to(self.like.dtype)
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """[..., T*H] -> [..., h]: what the first draft step reads in the place of what recurs."""
+        raise NotImplementedError(f"{self.name} must define fuse")
+
+    def finish(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """(what recurs, what the head reads) from the last layer's output."""
+        raise NotImplementedError(f"{self.name} must define finish")
+
+    def fc_rows(self, features: Tensor, next_tokens: Tensor) -> Tensor:
+        """What `fc` reads [R, F] in the first pass, for features [R, T*H] and the tokens [R] after them."""
+        raise NotImplementedError(f"{self.name} must define fc_rows")
+
+    def begin_with(self, weight: Tensor, gain: Tensor, explained: float) -> None:
+        """Take a closed-form `fc` (training/ridge.py): weight [h, F] predicts the target's next feature over gain [h].
+
+        explained: the share of that feature's square that it predicts.
+        """
+        raise NotImplementedError(f"{self.name} must define begin_with")
+
+    def enter(self, index: int, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The residual and the attention input of a layer, both before any attention."""
+        return self.layers[index].enter(embedded, hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        if self.config.head == "own":
+            return self.lm_head(hidden)
+        return self._borrowed["linear"](hidden)
+
+    def head_matrix(self) -> Tensor:
+        head = self.lm_head if self.config.head == "own" else self._borrowed["linear"]
+        return head.to_dense() if isinstance(head, PackedLinear) else head.weight
+
+    def pack(self) -> None:
+        super().pack()
+        if isinstance(head := self._borrowed.get("linear"), nn.Linear) and can_pack(head):
+            self._borrowed["linear"] = PackedLinear(head, self.packed_dtype())
+
+    # -- drafting ----------------------------------------------------------------------------------------------
+
+    def open(self, target: Target, n: int, capacity: int, depth: int, rows: int) -> RecurrentState:
+        c, like = self.config, self.like
+        cache = ContextCache(
+            n,
+            capacity,
+            rows,
+            layers=c.num_layers,
+            kv_heads=c.num_kv_heads,
+            head_dim=c.head_dim,
+            device=like.device,
+            dtype=like.dtype,
+        )
+        outputs = torch.zeros(n, 1 + rows, c.hidden_size, device=like.device, dtype=like.dtype)
+        return RecurrentState(cache, outputs, outputs[:, 0].clone())
+
+    def observe(self, state: RecurrentState, committed: Committed) -> None:
+        cache = state.cache
+        cache.longest = committed.longest
+        slots = cache.committed_slots(committed.positions, committed.valid)
+        mask = cache.committed_mask(committed.positions, committed.valid)
+        embedded, fused = self.embed(committed.next_tokens), self.fuse(committed.features)
+        hidden = self._forward(state, embedded, fused, committed.positions, slots, mask, cache.committed)
+        newest = committed.last[:, None]
+        cache.lengths = committed.positions.gather(1, newest)[:, 0] + 1
+        recurs, state.normed = self.finish(hidden.gather(1, newest[..., None].expand(-1, 1, hidden.shape[-1]))[:, 0])
+        state.outputs[:, 0] = recurs
+
+    def expand(self, state: RecurrentState, frontier: Frontier, select: Selector) -> Offers:
+        if frontier.step == 0:
+            return select(self.logits(state.normed)[:, None], frontier, self.ids)
+        embedded, hidden = self.embed(frontier.tokens), self.outputs_of(state, frontier.sources)
+        normed = self.draft_rows(state, frontier.first_row, embedded, hidden, frontier.positions, frontier.visible)
+        return select(self.logits(normed), frontier, self.ids)
+
+    @property
+    def ids(self) -> Tensor | None:
+        """Target ids [D] of the head's columns; None where they are the target's own."""
+        ids: Tensor | None = self._borrowed["ids"]
+        return ids
+
+    def outputs_of(self, state: RecurrentState, rows: Tensor) -> Tensor:
+        """What recurs of this round's rows [n, R]: [n, R, h]."""
+        return state.outputs.gather(1, rows[..., None].expand(-1, -1, state.outputs.shape[-1]))
+
+    def draft_rows(
+        self, state: RecurrentState, first: int, embedded: Tensor, hidden: Tensor, positions: Tensor, visible: Tensor
+    ) -> Tensor:
+        """One forward of the block over the drafted rows first .. first+R-1; returns the head inputs [n, R, h].
+
+        embedded, hidden [n, R, h]: what each row reads; positions [n, R] of its token in the text; visible
+        [n, R, first+R]: the rows it attends, itself included (row 0 is committed context, and seen whatever it says).
+        """
+        rows = torch.arange(first, first + embedded.shape[1], device=embedded.device)
+        slots = (rows - 1).expand(embedded.shape[:2])
+        mask = state.cache.drafted_mask(visible[:, :, 1:])
+        hidden = self._forward(state, embedded, hidden, positions - 1, slots, mask, state.cache.everything)
+        state.outputs[:, first : first + len(rows)], normed = self.finish(hidden)
+        return normed
+
+    def _forward(
+        self,
+        state: RecurrentState,
+        embedded: Tensor,
+        hidden: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        mask: Tensor,
+        view: Callable[[int], tuple[Tensor, Tensor]],
+    ) -> Tensor:
+        """The layers over rows [n, R]: writes K/V at `slots`, attends what `view` shows and `mask` [n, R, S] allows."""
+        counted(state, embedded.shape[1])
+        cos, sin = rotary(positions, self.config.head_dim, self.config.rope_theta, hidden.dtype)
+        for index, layer in enumerate(self.layers):
+            residual, x = self.enter(index, embedded, hidden)
+            state.cache.write(index, slots, *layer.self_attn.keys(x, cos, sin))
+            q = layer.self_attn.queries(x, cos, sin)
+            hidden = layer.leave(residual, grouped_attention(q, *view(index), mask))
+        return hidden
+
+    # -- the training forward ----------------------------------------------------------------------------------
+
+    def unroll(self, batch: UnrollBatch, passes: int, unrolling: Unrolling | None = None) -> list[Tensor]:
+        """Training-time test (eagle.md 3.2). Returns the head inputs of every pass [n, Q, h].
+
+        Pass j at row t reads x_{t+1+j}, its own output of pass j-1 at row t, the keys of pass 0 at rows up to t, and
+        one key of each later pass at row t. HASS's context alignment (eagle.md 3.3) is the same sight, its rows counted
+        by the token they read: pass m at row s is pass j = m-1 at row t = s-j here.
+        """
+        return [one.normed for one in self.passes(batch, passes, unrolling or Unrolling())]
+
+    def passes(self, batch: UnrollBatch, count: int, how: Unrolling) -> Iterator[Pass]:
+        """The passes of `unroll`, one by one."""
+        chains, hidden = self._first_pass(batch, how)
+        tokens = _at(shift_left(batch.tokens, 1), batch.queries)
+        positions = _at(batch.positions, batch.queries)
+        one = Pass(0, tokens, positions, (_causal(batch), None), *self.finish(hidden), chains)
+        yield one
+        for step in range(1, count):
+            tokens = _at(shift_left(batch.tokens, 1 + step), batch.queries)
+            recurs = one.recurs.detach() if how.detached else one.recurs
+            one = self._pass(step, tokens, positions + step, _sight(batch, step, how), recurs, chains)
+            chains = one.chains
+            yield one
+
+    def again(self, one: Pass, embedded: Tensor, hidden: Tensor) -> Tensor:
+        """The block once more over a pass's rows, at the same place, over what they saw and themselves: head inputs."""
+        return self._pass(one.step, one.tokens, one.positions, one.sight, hidden, one.chains, embedded).normed
+
+    def _pass(
+        self,
+        step: int,
+        tokens: Tensor,
+        positions: Tensor,
+        sight: tuple[Tensor, Tensor | None],
+        hidden: Tensor,
+        chains: Chains,
+        embedded: Tensor | None = None,
+    ) -> Pass:
+        """The block over one row of every chain, whose keys join it. embedded: of the tokens, unless given."""
+        embedded = self.embed(tokens) if embedded is None else embedded
+        cos, sin = rotary(positions, self.config.head_dim, self.config.rope_theta, hidden.dtype)
+        longer = []
+        for index, (layer, chain) in enumerate(zip(self.layers, chains, strict=True)):
+            residual, x = self.enter(index, embedded, hidden)
+            chain = [*chain, layer.self_attn.keys(x, cos, sin)]
+            hidden = layer.leave(residual, chain_attention(layer.self_attn.queries(x, cos, sin), chain, *sight))
+            longer.append(chain)
+        return Pass(step, tokens, positions, sight, *self.finish(hidden), longer)
+
+    def _first_pass(self, batch: UnrollBatch, how: Unrolling) -> tuple[Chains, Tensor]:
+        """Pass 0: keys of every row in every layer, the last layer's output of the wanted rows [n, Q, h]."""
+        features = batch.features if how.noise is None else batch.features + how.noise.to(batch.features)
+        hidden, embedded = self.fuse(features), self.embed(shift_left(batch.tokens, 1))
+        cos, sin = rotary(batch.positions, self.config.head_dim, self.config.rope_theta, hidden.dtype)
+        everything = UnrollBatch(batch.tokens, batch.features, batch.positions, batch.documents)
+        chains = []
+        for index, layer in enumerate(self.layers):
+            residual, x = self.enter(index, embedded, hidden)
+            keys = layer.self_attn.keys(x, cos, sin)
+            wanted = batch if index == len(self.layers) - 1 else everything  # earlier layers feed the keys of all rows
+            residual, x = _at(residual, wanted.queries), _at(x, wanted.queries)
+            here = rotary(
+                _at(batch.positions, wanted.queries), self.config.head_dim, self.config.rope_theta, hidden.dtype
+            )
+            hidden = layer.leave(residual, grouped_attention(layer.self_attn.queries(x, *here), *keys, _causal(wanted)))
+            chains.append([keys])
+        return chains, hidden
+
+
+def _at(x: Tensor, rows: Tensor | None) -> Tensor:
+    """x [n, T, ...] at `rows` [n, Q]; all of it for None."""
+    return x if rows is None else x[torch.arange(len(x), device=x.device)[:, None], rows]
+
+
+def _causal(batch: UnrollBatch) -> Tensor:
+    """Mask [n, Q, T]: a wanted row sees the rows of its document up to itself."""
+    own, at = _own(batch)
+    return own & (torch.arange(batch.tokens.shape[1], device=own.device) <= at[:, :, None])
+
+
+def _own(batch: UnrollBatch) -> tuple[Tensor, Tensor]:
+    """(mask [n, Q, T]: rows of a wanted row's own document; the wanted rows' numbers [n, Q])."""
+    own = _at(batch.documents, batch.queries)
+    row = torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(batch.documents)
+    return own[:, :, None] == batch.documents[:, None, :], row if batch.queries is None else batch.queries
+
+
+def _sight(batch: UnrollBatch, step: int, how: Unrolling) -> tuple[Tensor, Tensor | None]:
+    """Which rows of pass 0 a row of pass `step` sees [n, Q, T], and at which its score is 0 (`legacy` only)."""
+    causal = _causal(batch)
+    if not how.legacy:
+        return causal, None
+    own, at = _own(batch)
+    beyond = own & (torch.arange(batch.tokens.shape[1], device=own.device) > at[:, :, None] + step)
+    return causal | beyond, beyond
+
+
+def shift_left(x: Tensor, by: int) -> Tensor:
+    """x [n, T] moved `by` rows to the left, zeros filling in at the end."""
+    return functional.pad(x[:, by:], (0, by))
+
+
+def chain_attention(
+    q: Tensor, chain: list[tuple[Tensor, Tensor]], seen: Tensor, zeroed: Tensor | None = None
+) -> Tensor:
+    """Attention of the pass whose keys stand last in `chain`.
+
+    One softmax over the rows of pass 0 that are seen and, of each later pass, the row itself: exactly what a drafted
+    row sees.
+
+    q [n, H, Q, d]; chain: (k, v), of pass 0 [n, KV, T, d] and of every later pass [n, KV, Q, d]; seen, zeroed [n, Q, T]
+    bool: scores are taken where seen, and are 0 where zeroed. Returns [n, Q, H*d].
+    """
+    (k0, v0), later = chain[0], chain[1:]
+    n, heads, rows, dim = q.shape
+    context, group = k0.shape[2], heads // k0.shape[1]
+    folded = q.reshape(n, -1, group, rows, dim) * dim**-0.5
+    scores = torch.einsum("ngmtd,ngsd->ngmts", folded, k0)
+    if zeroed is not None:
+        scores = scores.masked_fill(zeroed[:, None, None], 0.0)
+    scores = scores.masked_fill(~seen[:, None, None], float("-inf"))
+    own = torch.stack([(folded * k[:, :, None]).sum(-1) for k, _ in later], dim=-1)
+    weights = torch.cat((scores, own), dim=-1).softmax(-1)
+    out = torch.einsum("ngmts,ngsd->ngmtd", weights[..., :context], v0)
+    for index, (_, v) in enumerate(later):
+        out = out + weights[..., context + index, None] * v[:, :, None]
+    return out.reshape(n, heads, rows, dim).transpose(1, 2).reshape(n, rows, heads * dim)

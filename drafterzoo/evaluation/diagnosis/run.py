@@ -1,0 +1,131 @@
+"""`diagnose`: why a drafter's tokens are rejected, on greedy answers that the target has already given.
+
+Knows rollout files, drafters by their public surface and the folder of a diagnosis; nothing of any particular drafter
+or of how a figure is drawn. The folder: diagnosis.json, and every figure as PNG and SVG.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from drafterzoo import checkpoint
+from drafterzoo.disk import check_folder
+from drafterzoo.drafters.base import Drafter
+from drafterzoo.engine.replay import Recording
+from drafterzoo.errors import DataError, UsageError
+from drafterzoo.evaluation.conditions import code, drafter_conditions, machine, target_conditions
+from drafterzoo.evaluation.contenders import bind
+from drafterzoo.evaluation.diagnosis.figures import pictures
+from drafterzoo.evaluation.diagnosis.summary import grids, summarise
+from drafterzoo.evaluation.diagnosis.tokens import check_drafter, drafted, joined
+from drafterzoo.evaluation.offline.teacher import teach
+from drafterzoo.evaluation.report.canvas import check_matplotlib, for_files
+from drafterzoo.evaluation.tables import drawn
+from drafterzoo.progress import progress
+from drafterzoo.target.target import Target
+from drafterzoo.training.rollouts import read_rollouts
+from drafterzoo.wording import quantity
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+FILE = "diagnosis.json"
+
+
+@attrs.frozen(eq=False)
+class Diagnosis:
+    """What a diagnosis found. summary is a plain dict, directory holds it and its pictures."""
+
+    summary: dict[str, Any]
+    directory: Path
+
+    def table(self) -> Group:
+        """The tables as a rich renderable."""
+        return drawn(grids(self.summary), [self.summary["drafter"]])
+
+    def markdown(self) -> str:
+        """The same tables in Markdown."""
+        return "\n".join(grid.markdown() for grid in grids(self.summary))
+
+
+def diagnose(
+    drafter: str | Drafter,
+    rollouts: str | os.PathLike[str],
+    *,
+    depth: int = 4,
+    split: str | None = None,
+    limit: int | None = None,
+    bins: int = 10,
+    batch_size: int = 8,
+    target: Target | str | None = None,
+    out: str | os.PathLike[str] | None = None,
+    figures: bool = True,
+    show_progress: bool = False,
+) -> Diagnosis:
+    """Ask a drafter at every token of some greedy answers, `depth` drafts deep, and say when it is wrong and how sure.
+
+    rollouts: a file of `drafterzoo rollout`; only its answers at temperature 0 are looked at. split, limit: which of
+    them. bins: of the drafter's confidence. out: the folder, by default one under `runs`. figures: draw them, too.
+    Raises UsageError, DataError, CheckpointError, DiskError.
+    """
+    for name, value in (("depth", depth), ("bins", bins), ("batch_size", batch_size), ("limit", limit or 1)):
+        if not 1 <= value <= 4096:
+            raise UsageError(f"diagnose: {name} is {value}, expected a whole number from 1 to 4096.")
+    if figures:
+        check_matplotlib()
+    found, bound = bind("diagnose", [drafter], target)
+    ((named, one),) = found.items()
+    check_drafter(one)
+    kept = read_rollouts(os.fspath(rollouts), bound.vocab_size)
+    recordings = [
+        Recording(row.prompt_ids, row.response_ids)
+        for row in kept.rows
+        if row.temperature == 0 and split in (None, row.split) and len(row.response_ids) > 1
+    ][:limit]
+    if not recordings:
+        raise DataError(
+            f"{kept.path}: no answer drawn at temperature 0{f' of split {split!r}' if split else ''} has two tokens; "
+            f"make some with `drafterzoo rollout --temperature 0`."
+        )
+    folder = Path(out) if out else Path("runs") / f"diagnose-{kept.path.stem}-{one.spec.partition('(')[0]}"
+    check_folder(folder, f"{folder}:", "choose another --out")
+    parts = []
+    title = f"{kept.path.name}: {quantity(len(recordings), 'answer')}"
+    with progress(title, len(recordings), "answers") if show_progress else nullcontext(None) as bar:
+        for first in range(0, len(recordings), batch_size):
+            some = recordings[first : first + batch_size]
+            parts.append(drafted(one, teach(bound, some, one.taps), depth))
+            if bar is not None:
+                bar(len(some))
+    conditions = {
+        "target": target_conditions(bound),
+        "drafter": drafter_conditions(one),
+        "rollouts": {"name": kept.path.name, "sha256": kept.sha256, "split": split, "answers": len(recordings)},
+        "depth": depth,
+        "machine": machine(bound.device),
+        "code": code(),
+    }
+    summary = {"drafter": named, "conditions": conditions, **summarise(joined(parts), bins)}
+    _write(folder, summary, figures)
+    return Diagnosis(summary, folder)
+
+
+def _write(folder: Path, summary: dict[str, Any], figures: bool) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint.write_whole(folder / FILE, (json.dumps(summary, indent=2) + "\n").encode())
+    if not figures:
+        return
+    about = summary["conditions"]
+    said = (
+        f"{summary['drafter']} on {about['target']['name']}, {quantity(about['rollouts']['answers'], 'answer')} of "
+        f"{about['rollouts']['name']}, {about['depth']} deep"
+    )
+    for picture in pictures(summary, summary["drafter"], said):
+        for kind, content in for_files(picture, [summary["drafter"]]).items():
+            checkpoint.write_whole(folder / f"{picture.name}.{kind}", content)

@@ -1,0 +1,306 @@
+"""Parallel Reconsideration: the nodes that hesitated most are thought over once more, in the batch of the next step.
+
+Source: methods.md 1. A reconsidered node's own output is fed back through the same block, at the same position, beside
+the rows that grow the tree; what it then offers joins the tree as further children of the node. Knows a recurrent
+drafter's rows (drafters/recurrent.py) and the contract; nothing of how offers are chosen, merged, cut or verified.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from drafterzoo.drafters.base import UnrollBatch, Unrolling
+from drafterzoo.drafters.recurrent import Pass, RecurrentBody, RecurrentState
+from drafterzoo.engine.contract import Committed, Counters, Frontier, Offers
+from drafterzoo.errors import UsageError
+from drafterzoo.wrappers.base import Wrapper
+from drafterzoo.wrappers.pr_options import MEANINGS
+
+if TYPE_CHECKING:
+    from drafterzoo.engine.sampling import Selector
+    from drafterzoo.target.target import Target
+
+ROWS_AT_ONCE = 1024  # whose logits exist at once in training, to choose a guess
+
+
+@attrs.frozen
+class PrConfig:
+    """Options of Parallel Reconsideration (methods.md 1.3 to 1.5); the published values are reconsider=3, gate none.
+
+    What the paper leaves open is an option, and its default is ours: self_query, guess, kv, alpha, beta, balance,
+    stop_gradient. The last four matter in training alone.
+    """
+
+    reconsider: int = 3
+    recon_steps_max: int | None = None
+    gate: float = 1.0
+    self_query: Literal["soft_guess", "hard_guess", "feature", "learned", "token"] = "soft_guess"
+    guess: int = 6
+    kv: Literal["level0", "level1"] = "level0"
+    alpha: float = 1.0
+    beta: float = 1.0
+    balance: Literal["hesitant", "hinge", "keep"] = "hesitant"
+    stop_gradient: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        for name, least in (("reconsider", 0), ("guess", 1), ("recon_steps_max", 0)):
+            value = getattr(self, name)
+            if value is not None and not least <= value <= 4096:
+                raise UsageError(f"{name}={value}, expected a whole number from {least} to 4096.")
+        if not 0 < self.gate <= 1:
+            raise UsageError(f"gate={self.gate}, expected a chance above 0, at most 1.")
+        for name in ("alpha", "beta"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UsageError(f"{name}={getattr(self, name)}, expected a weight of at least 0.")
+
+
+@attrs.frozen(eq=False)
+class Batch:
+    """The rows that a step grew: what the next step may reconsider.
+
+    rows [W]: their numbers; tokens, nodes, positions [n, W] and visible [n, W, first+W] as in their Frontier; valid
+    [n, W]; confidence [n, W]: the drafter's chance of its likeliest child; guessed [n, W, g], chances [n, W, g]: its
+    likeliest children, as target ids, and their chances, which sum to 1.
+    """
+
+    rows: Tensor
+    tokens: Tensor
+    nodes: Tensor
+    positions: Tensor
+    visible: Tensor
+    valid: Tensor
+    confidence: Tensor
+    guessed: Tensor
+    chances: Tensor
+
+
+@attrs.frozen(eq=False)
+class Levels:
+    """One pass of training: the head inputs [n, Q, h] of the first pass over its rows and of the second, and the chance
+    [n, Q] that the first gives its likeliest token.
+    """
+
+    first: Tensor
+    second: Tensor
+    confidence: Tensor
+
+
+@attrs.define(eq=False)
+class PrState:
+    """The base's state, the batch of the step before, and what a row's children attend.
+
+    sight [n, 1+rows, 1+rows] bool, for kv="level1" alone: the rows that the children of each row attend.
+    """
+
+    base: RecurrentState
+    previous: Batch | None = None
+    sight: Tensor | None = None
+
+    @property
+    def counters(self) -> Counters:
+        return self.base.counters
+
+    def keep(self, requests: Tensor) -> None:
+        self.base.keep(requests)
+        self.previous = None  # a round's own, and requests leave between rounds
+        self.sight = None if self.sight is None else self.sight[requests]
+
+
+class Reconsideration(Wrapper):
+    """A second pass over the nodes that hesitate, co-forwarded with the next step of any recurrent drafter."""
+
+    name: ClassVar[str] = "pr"
+    Config: ClassVar[type] = PrConfig
+    needs: ClassVar[frozenset[str]] = frozenset({"recurrent"})
+    source: ClassVar[str] = "Parallel Reconsideration"
+    meanings: ClassVar[Mapping[str, str]] = MEANINGS
+
+    base: RecurrentBody
+    config: PrConfig
+
+    def __init__(self, base: RecurrentBody, config: PrConfig) -> None:
+        super().__init__(base, config)
+        if config.self_query == "learned":
+            self.query = nn.Parameter(torch.zeros(base.config.hidden_size))
+        if config.self_query == "feature":
+            self.query_proj = nn.Linear(base.config.hidden_size, base.config.hidden_size, bias=False)
+            nn.init.eye_(self.query_proj.weight)
+
+    def rows_per_round(self, depth: int, grow: int) -> int:
+        steps = sum(self._reconsiders(step) for step in range(1, depth))
+        return self.base.rows_per_round(depth, grow) + steps * self.config.reconsider
+
+    def _reconsiders(self, step: int) -> bool:
+        """Whether a step does: the first has no batch before it, and the last one's batch is never thought over."""
+        most = self.config.recon_steps_max
+        return step > 0 and (most is None or step <= most)
+
+    # -- drafting ----------------------------------------------------------------------------------------------
+
+    def open(self, target: Target, n: int, capacity: int, depth: int, rows: int) -> Any:
+        state = PrState(self.base.open(target, n, capacity, depth, rows))
+        if self.config.kv == "level1":
+            state.sight = torch.zeros(n, 1 + rows, 1 + rows, dtype=torch.bool, device=target.device)
+            state.sight[:, 0, 0] = True
+        return state
+
+    def observe(self, state: PrState, committed: Committed) -> None:
+        state.previous = None
+        self.base.observe(state.base, committed)
+
+    def expand(self, state: PrState, frontier: Frontier, select: Selector) -> Offers:
+        if not self.config.reconsider:
+            return self.base.expand(state.base, frontier, select)
+        if frontier.step == 0:
+            logits = self.base.logits(state.base.normed)[:, None]
+            state.previous = self._batch(frontier, logits)
+            return select(logits, frontier, self.base.ids)
+        if state.previous is None or not self._reconsiders(frontier.step):
+            return self.base.expand(state.base, self._sighted(state, frontier), select)
+        return self._both_levels(state, state.previous, self._sighted(state, frontier), select)
+
+    def _sighted(self, state: PrState, frontier: Frontier) -> Frontier:
+        """The frontier, whose rows attend what offered them: a second pass's keys in the place of its first's."""
+        if state.sight is None:
+            return frontier
+        first, width = frontier.first_row, frontier.width
+        seen = state.sight.gather(1, frontier.sources[..., None].expand(-1, -1, state.sight.shape[2]))
+        seen[:, :, first : first + width] |= torch.eye(width, dtype=torch.bool, device=seen.device)
+        state.sight[:, first : first + width] = seen
+        return attrs.evolve(frontier, visible=seen[..., : first + width])
+
+    def _both_levels(self, state: PrState, before: Batch, frontier: Frontier, select: Selector) -> Offers:
+        """One forward over the frontier's rows and, after them, the rows that are reconsidered."""
+        base, width = self.base, frontier.width
+        chosen, wanted = self._hesitant(before, frontier.extra)
+        again = self._second_rows(before, chosen, wanted, frontier)
+        if state.sight is not None:
+            self._replace(state.sight, before.rows[chosen], again, width)
+        hidden = base.outputs_of(state.base, before.rows[chosen])
+        embedded = torch.cat((base.embed(frontier.tokens), self._queries(before, chosen, hidden)), dim=1)
+        hidden = torch.cat((base.outputs_of(state.base, frontier.sources), hidden), dim=1)
+        normed = base.draft_rows(state.base, frontier.first_row, embedded, hidden, again.positions, again.visible)
+        logits = base.logits(normed)
+        state.previous = self._batch(frontier, logits[:, :width])
+        offers = select(logits, again, base.ids)
+        return attrs.evolve(
+            offers,
+            scores=offers.scores.masked_fill(~again.valid[..., None], -math.inf),
+            keep=None if offers.keep is None else offers.keep.masked_fill(~again.valid[..., None], -math.inf),
+        )
+
+    def _hesitant(self, before: Batch, most: int | None = None) -> tuple[Tensor, Tensor]:
+        """(columns [n, m] of the batch with the least confidence, which of them are to be reconsidered [n, m]).
+
+        m is at most what the budget allows.
+        """
+        count = self.config.reconsider if most is None else min(most, self.config.reconsider)
+        doubt = before.confidence.masked_fill(~before.valid | (before.confidence >= self.config.gate), math.inf)
+        least, chosen = doubt.topk(min(count, doubt.shape[1]), dim=1, largest=False)
+        missing = count - chosen.shape[1]  # rows of padding: the batch is as wide in every step
+        chosen = nn.functional.pad(chosen, (0, missing))
+        return chosen, nn.functional.pad(least < math.inf, (0, missing))
+
+    def _second_rows(self, before: Batch, chosen: Tensor, wanted: Tensor, frontier: Frontier) -> Frontier:
+        """The frontier, then the reconsidered rows, which see what their first pass saw, that pass, and themselves."""
+        first, width, extra = frontier.first_row, frontier.width, chosen.shape[1]
+        total = first + width + extra
+        grown = nn.functional.pad(frontier.visible, (0, extra))
+        seen = before.visible.gather(1, chosen[..., None].expand(-1, -1, before.visible.shape[2]))
+        seen = nn.functional.pad(seen, (0, total - seen.shape[2]))
+        own = torch.eye(extra, dtype=torch.bool, device=seen.device)
+        seen[:, :, first + width :] |= own
+        return attrs.evolve(
+            frontier,
+            tokens=torch.cat((frontier.tokens, before.tokens.gather(1, chosen)), dim=1),
+            nodes=torch.cat((frontier.nodes, before.nodes.gather(1, chosen)), dim=1),
+            positions=torch.cat((frontier.positions, before.positions.gather(1, chosen)), dim=1),
+            sources=torch.cat((frontier.sources, before.rows[chosen]), dim=1),
+            visible=torch.cat((grown, seen), dim=1),
+            valid=torch.cat((frontier.valid, wanted), dim=1),
+        )
+
+    def _replace(self, sight: Tensor, rows: Tensor, again: Frontier, width: int) -> None:
+        """Note that the children of the second passes attend these in the place of the first passes' rows [n, m].
+
+        The root's own row is committed context, which stays in everybody's sight.
+        """
+        first, extra = again.first_row + width, rows.shape[1]
+        seen = nn.functional.pad(again.visible[:, width:], (0, sight.shape[2] - again.visible.shape[2]))
+        committed = (rows == 0)[..., None] & (torch.arange(sight.shape[2], device=rows.device) == 0)  # the root's row
+        sight[:, first : first + extra] = seen.scatter(2, rows[..., None], False) | committed
+
+    def _queries(self, before: Batch, chosen: Tensor, hidden: Tensor) -> Tensor:
+        """What the reconsidered rows read in their tokens' place [n, m, h]."""
+        kind = self.config.self_query
+        if kind == "token":
+            return self.base.embed(before.tokens.gather(1, chosen))
+        if kind in ("soft_guess", "hard_guess"):
+            at = chosen[..., None].expand(-1, -1, before.guessed.shape[2])
+            return self.guess_embedding(before.guessed.gather(1, at), before.chances.gather(1, at))
+        return self.own_query(hidden)
+
+    def _batch(self, frontier: Frontier, logits: Tensor) -> Batch:
+        guessed, chances, confidence = self.guess(logits)
+        first = frontier.first_row
+        return Batch(
+            rows=torch.arange(first, first + frontier.width, device=logits.device),
+            tokens=frontier.tokens,
+            nodes=frontier.nodes,
+            positions=frontier.positions,
+            visible=frontier.visible,
+            valid=frontier.valid,
+            confidence=confidence,
+            guessed=guessed,
+            chances=chances,
+        )
+
+    # -- the training forward ----------------------------------------------------------------------------------
+
+    def unroll_levels(self, batch: UnrollBatch, passes: int, how: Unrolling) -> list[Levels]:
+        """Both passes over every row of every pass of `unroll` (methods.md 1.5)."""
+        levels = []
+        for one in self.base.passes(batch, passes, how):
+            hidden = one.recurs.detach() if self.config.stop_gradient else one.recurs
+            query, confidence = self._training_query(one, hidden)
+            levels.append(Levels(one.normed, self.base.again(one, query, hidden), confidence))
+        return levels
+
+    def _training_query(self, one: Pass, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """(what the second pass reads in tokens' place [n, Q, h], the first's confidence [n, Q]), as in drafting."""
+        with torch.no_grad():  # a guess is a choice of tokens; what is learnt goes through what recurs
+            parts = [self.guess(self.base.logits(rows)) for rows in one.normed.flatten(0, 1).split(ROWS_AT_ONCE)]
+            joined = (torch.cat(part) for part in zip(*parts, strict=True))
+            guessed, chances, confidence = (part.unflatten(0, hidden.shape[:2]) for part in joined)
+        if self.config.self_query == "token":
+            return self.base.embed(one.tokens), confidence
+        if self.config.self_query in ("soft_guess", "hard_guess"):
+            return self.guess_embedding(guessed, chances), confidence
+        return self.own_query(hidden), confidence
+
+    # -- shared by both ----------------------------------------------------------------------------------------
+
+    def guess_embedding(self, guessed: Tensor, chances: Tensor) -> Tensor:
+        """The embedding [..., h] of a guess: of its likeliest token, or the mean by chance of all of it [..., g]."""
+        if self.config.self_query == "hard_guess":
+            return self.base.embed(guessed[..., 0])
+        return (self.base.embed(guessed) * chances[..., None]).sum(-2)
+
+    def own_query(self, hidden: Tensor) -> Tensor:
+        """A query made of the node's own output [..., h], or a learned one."""
+        if self.config.self_query == "learned":
+            return self.query.expand_as(hidden)
+        return self.query_proj(hidden)
+
+    def guess(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(target ids [..., g], their chances, which sum to 1, and the chance of the likeliest [...]) of a row."""
+        likeliest = logits.topk(min(self.config.guess, logits.shape[-1]), dim=-1)
+        confidence = (likeliest.values[..., 0] - logits.logsumexp(-1)).exp()
+        ids = likeliest.indices if self.base.ids is None else self.base.ids[likeliest.indices]
+        return ids, likeliest.values.softmax(-1), confidence

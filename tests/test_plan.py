@@ -1,0 +1,103 @@
+"""`train --dry-run`: what a recipe takes, counted beforehand and equal to what training then has."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drafterzoo.cli import main
+from drafterzoo.drafters.eagle31 import Eagle31
+from drafterzoo.errors import UsageError
+from drafterzoo.registry import parse_spec
+from drafterzoo.target import Target
+from drafterzoo.training.plan import plan, sizes_of, told
+from drafterzoo.training.recipe import build_recipe, read_recipe
+from drafterzoo.training.run import check_sizes
+from tests.tiny import tiny_rollouts, tiny_target
+
+RECIPES = sorted((Path(__file__).parents[1] / "recipes" / "train").glob("*.toml"))
+LARGE = [path for path in RECIPES if "[target.sizes]" in path.read_text()]
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return tiny_target("llama")
+
+
+def values(folder: Path, **sections: Any) -> dict[str, Any]:
+    rollouts = tiny_rollouts(folder)
+    base: dict[str, Any] = {
+        "spec": "eagle3.1+pr(self_query='learned')",
+        "target": {"name": "tiny", "sizes": {
+            "hidden_size": 32, "num_layers": 8, "vocab_size": 64, "intermediate_size": 64, "num_heads": 4,
+            "num_kv_heads": 2, "head_dim": 8,
+        }},
+        "data": {"rollouts": str(rollouts.path), "pack": 40},
+        "drafter": {"draft_vocab_size": 48},
+        "run": {"epochs": 2.0, "storage": "float16"},
+    }  # fmt: skip
+    return {**base, **sections}
+
+
+def test_it_counts_what_there_is_to_train(target: Target, tmp_path: Path) -> None:
+    facts = plan(build_recipe(values(tmp_path), "recipe"))
+    real = Eagle31.create(target, draft_vocab_size=48)
+    own = sum(p.numel() for p in real.parameters() if p.requires_grad)
+    assert facts["trained_parameters"] == own + 32 and facts["checkpoint_bytes"] == 2 * (own + 32)
+    assert facts["memory_bytes"]["drafter and optimiser"] == 20 * (own + 32)
+    assert facts["data"]["documents"] == 10 and facts["data"]["held_out"] == 2 and facts["data"]["known"]
+    assert facts["data"]["tokens"] == sum(len(row.ids) for row in tiny_rollouts(tmp_path).rows)
+    linears = 8 * (32 * 8 * (8 + 4) + 3 * 32 * 64)
+    assert facts["target"]["parameters"] == linears + 2 * 64 * 32
+    assert sizes_of(target) == build_recipe(values(tmp_path), "recipe").target.sizes
+    assert facts["cache_bytes"] > 0 and facts["objective"] == "ttt+pr"
+    assert any("10 documents" in line for line in told(facts))
+
+
+@pytest.mark.parametrize("path", LARGE, ids=lambda path: path.stem)
+def test_the_large_recipes_can_be_counted_anywhere(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DRAFTERZOO_DATA", raising=False)
+    facts = plan(read_recipe(path))
+    assert 7e9 < facts["target"]["parameters"] < 9e9
+    assert 1e8 < facts["trained_parameters"] < 5e8
+    assert facts["data"]["steps"] > 0 and not facts["data"]["known"]
+    assert facts["spec"].partition("(")[0] in ("hass", "hass+pr", "eagle3.1", "eagle3.1+pr")
+
+
+def test_every_large_system_has_its_recipe() -> None:
+    systems = {(str(parse_spec(r.spec)).partition("(")[0], r.target.name) for r in map(read_recipe, LARGE)}
+    assert len(systems) == 8
+
+
+def test_it_is_typed_and_trains_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = next(path for path in LARGE if path.stem == "hass-pr-qwen3-8b")
+    assert main(["train", str(path), "--dry-run", "--out", str(tmp_path / "run")]) == 0
+    assert "every key is valid" in capsys.readouterr().out and not (tmp_path / "run").exists()
+    assert main(["train", str(path), "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["target"]["name"] == "Qwen/Qwen3-8B"
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"spec": "eagle3.1+pr(m=3)"}, "unknown key 'm'"),
+        ({"spec": "hass", "objective": {"name": "hass", "body": "eagle3"}}, "set body = 'eagle2'"),
+        ({"drafter": {"draft_vocab_size": 65}}, "must lie between 1 and the target's 64"),
+        ({"target": {"name": "t", "sizes": {"hidden_size": 32}}}, "sizes"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_beforehand(tmp_path: Path, sections: dict, words: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        plan(build_recipe(values(tmp_path, **{"drafter": {}, **sections}), "recipe"))
+    assert words in str(refused.value)
+
+
+def test_training_checks_the_sizes_that_a_recipe_states(target: Target, tmp_path: Path) -> None:
+    made = values(tmp_path)
+    check_sizes(build_recipe(made, "recipe"), target)
+    made["target"]["sizes"]["num_layers"] = 9
+    with pytest.raises(UsageError, match=r"\[target.sizes\]: num_layers is 9, but tiny-llama has 8"):
+        check_sizes(build_recipe(made, "recipe"), target)
