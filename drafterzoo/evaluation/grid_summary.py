@@ -124,7 +124,7 @@ def rich_tables(summary: Mapping[str, Any]) -> Group:
     names = dict.fromkeys(
         row["drafter"] for table in summary["tables"] for row in table["rows"] if row["drafter"] != PLAIN
     )
-    return drawn(grids(summary), names)
+    return drawn([grid.narrow() for grid in grids(summary)], names)
 
 
 def markdown(summary: Mapping[str, Any]) -> str:
@@ -146,7 +146,8 @@ def _names(axes: Sequence[str]) -> tuple[str, ...]:
 
 
 def _results(summary: Mapping[str, Any], axes: Sequence[str]) -> Grid:
-    lines = []
+    budgets = {row["budget"] for table in summary["tables"] for row in table["rows"] if row["drafter"] != PLAIN}
+    several, lines = len(budgets) > 1, []
     for table in summary["tables"]:
         for row in table["rows"]:
             whole = row["answers"] == table["answers"]
@@ -160,12 +161,11 @@ def _results(summary: Mapping[str, Any], axes: Sequence[str]) -> Grid:
                     row["drafter"], short_budget(row["budget"]), number(row["tau"]), speed,
                     number(row["tokens_per_second"], 1), said,
                 )  # fmt: skip
-            lines.append((*_place(table, axes), *figures))
-    columns = (*_names(axes), "τ with\nbonus", "speed-up\n[95 %]", "tok/s", "best budget")
-    caption = (
-        f"{summary['definition']}; over plain decoding of the same table. Compare rows of equal budget; the best "
-        f"budget of each drafter is chosen on these very prompts."
-    )
+            lines.append((*_place(table, axes), *figures[: None if several else -1]))
+    columns = (*_names(axes), "τ with\nbonus", "speed-up\n[95 %]", "tok/s", *(["best budget"] if several else []))
+    caption = f"{summary['definition']}; over plain decoding of the same table."
+    if several:
+        caption += " Compare rows of equal budget; each drafter's best budget is chosen on these very prompts."
     return Grid(_title(summary, axes), caption, columns, tuple(lines), labels=len(axes) + 2)
 
 

@@ -41,6 +41,34 @@ class Grid:
     rows: tuple[tuple[str, ...], ...]
     labels: int = 2
 
+    def narrow(self) -> Grid:
+        """The same in less width: what a column of words says in every row stands below the table, and what all of its
+        words begin with (`starter:`) in its head.
+        """
+        short = [_beginning([row[index] for row in self.rows]) for index in range(self.labels)]
+        if any(short):
+            columns = [
+                f"{name} {short[i]}" if i < self.labels and short[i] else name for i, name in enumerate(self.columns)
+            ]
+            rows = (
+                tuple(cell.removeprefix(short[i]) if i < self.labels else cell for i, cell in enumerate(row))
+                for row in self.rows
+            )
+            return attrs.evolve(self, columns=tuple(columns), rows=tuple(rows)).narrow()
+        said = [{row[index] for row in self.rows} - {NOTHING} for index in range(self.labels)]
+        alike = [index for index in range(1, self.labels) if len(said[index]) == 1]
+        if not alike:
+            return self
+        kept = [index for index in range(len(self.columns)) if index not in alike]
+        told = ", ".join(f"{self.columns[index].strip()} {said[index].copy().pop()}" for index in alike)
+        return attrs.evolve(
+            self,
+            caption=f"{self.caption} In all rows: {told}.",
+            columns=tuple(self.columns[index] for index in kept),
+            rows=tuple(tuple(row[index] for index in kept) for row in self.rows),
+            labels=self.labels - len(alike),
+        )
+
     def rich(self, names: Mapping[str, str] | None = None) -> Table:
         """For a terminal. names: what stands for long names of drafters, so that none breaks in its middle."""
         table = Table(
@@ -104,6 +132,12 @@ def drawn(some: Sequence[Grid], names: Iterable[str]) -> Group:
     legend = [Text(f"{brief}: {name}", overflow="fold") for name, brief in short.items()]
     parts = [part for grid in some for part in (grid.rich(short), "")]  # an empty line below each
     return Group(*parts, *legend)
+
+
+def _beginning(cells: Sequence[str]) -> str:
+    """`starter:`, where more than one thing is said and all of it begins so."""
+    heads = {cell[: cell.find(":") + 1] for cell in cells}
+    return heads.pop() if len(heads) == 1 and len(set(cells)) > 1 else ""
 
 
 def _fitted(text: str, names: Mapping[str, str]) -> str:
