@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +91,7 @@ def load(
     """
     from drafterzoo import checkpoint
     from drafterzoo.composition import create, restore
-    from drafterzoo.drafters.base import check_options
+    from drafterzoo.drafters.base import check_options, check_together
     from drafterzoo.engine.faults import blamed
     from drafterzoo.target.target import Target
 
@@ -122,11 +122,11 @@ def load(
     config = checkpoint.read_config(place)
     _check_composition(config, place)
     cls = DRAFTERS.get(config["drafter"]["name"])
-    overrides, beside = _dealt({**options, **overrides}, cls, config)
+    overrides, beside = deal({**options, **overrides}, cls, config)
     around = {**beside, **around}
-    check_options(cls, overrides)
-    for name, given in around.items():
-        check_options(WRAPPERS.get(name), given)
+    for part, section, given in _typed(cls, config, overrides, around):
+        check_options(part, given)
+        check_together(part, section, given)
     bound = _target(target, config["target"], device, dtype)
     check_fingerprint(config["target"], bound, place)
     saved = checkpoint.read(place)
@@ -134,7 +134,16 @@ def load(
     for section in saved.config.get("wrappers", []):
         section.update(around.get(section["name"], {}))
     with blamed(cls, f"being made from {place}"):
-        drafter = restore(saved, bound)
+        try:
+            drafter = restore(saved, bound)
+        except CheckpointError as error:
+            typed = {**overrides, **{key: value for given in around.values() for key, value in given.items()}}
+            if not typed:
+                raise
+            raise UsageError(
+                f"{spec_or_address!r}: its weights do not fit what was typed ({', '.join(typed)}), or are damaged "
+                f"({str(error).rstrip('.')}); leave out options that change the shape of a weight."
+            ) from error
         drafter = drafter.to(dtype=bound.dtype)
         drafter.borrow()
         if bound.packed:
@@ -142,7 +151,18 @@ def load(
     return drafter
 
 
-def _dealt(
+def _typed(
+    base: type[Drafter], config: Mapping[str, Any], own: Mapping[str, Any], around: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[type[Drafter], Mapping[str, Any], Mapping[str, Any]]]:
+    """(part, its section, the options typed for it) of those for which any were."""
+    if own:
+        yield base, config["drafter"], own
+    for section in config.get("wrappers", []):
+        if around.get(section["name"]):
+            yield WRAPPERS.get(section["name"]), section, around[section["name"]]
+
+
+def deal(
     options: Mapping[str, Any], base: type[Drafter], config: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Options typed behind an address: the base drafter's, and by name those that only a wrapper of it has."""
@@ -237,16 +257,28 @@ def check_names(spec: Spec) -> None:
 
 
 def _check_composition(config: dict[str, Any], place: Path) -> None:
-    """Raise CheckpointError when a checkpoint's spec and its sections name different parts, UsageError for unknown."""
-    spec = parse_spec(config["spec"])
-    check_names(spec)
-    named = [spec.base, *(name for name, _ in spec.wrappers)]
-    wrappers = [part.get("name") if isinstance(part, dict) else part for part in config.get("wrappers", [])]
-    if named != [config["drafter"]["name"], *wrappers]:
+    """Raise CheckpointError when a checkpoint's spec cannot be read, or says other things than its sections."""
+    try:
+        spec = parse_spec(config["spec"])
+        check_names(spec)
+    except UsageError as error:
+        raise CheckpointError(
+            f"{place}/config.json: {str(error).rstrip('.')}; install what it needs, or save it again with drafterzoo."
+        ) from error
+    parts, sections = [(spec.base, spec.options), *spec.wrappers], [config["drafter"], *config.get("wrappers", [])]
+    if [name for name, _ in parts] != [section["name"] for section in sections]:
         raise CheckpointError(
             f"{place}/config.json: spec is {config['spec']!r}, but the sections are those of "
-            f"{[config['drafter']['name'], *wrappers]}; save the checkpoint again with drafterzoo."
+            f"{[section['name'] for section in sections]}; save the checkpoint again with drafterzoo."
         )
+    for (name, options), section in zip(parts, sections, strict=True):
+        for key, value in options.items():
+            plain = list(value) if isinstance(value, tuple) else value
+            if section.get(key, plain) != plain:
+                raise CheckpointError(
+                    f"{place}/config.json: spec says {name}({key}={value!r}), but the section says {section[key]!r}; "
+                    f"save the checkpoint again with drafterzoo."
+                )
 
 
 def _checkpoint_of(spec: Spec, target: Target | str | None) -> Path | None:

@@ -132,6 +132,12 @@ def _check_sections(config: Mapping[str, Any], path: Path) -> None:
                 f"{path}: key {key!r} is {config[key]!r}, expected {wanted(kind)}; "
                 f"save the checkpoint again with drafterzoo."
             )
+    for part in config.get("wrappers", []):
+        if not isinstance(part, dict) or not isinstance(part.get("name"), str):
+            raise CheckpointError(
+                f"{path}: a section of 'wrappers' is {part!r}, expected a table with a name; "
+                f"save the checkpoint again with drafterzoo."
+            )
     for section in ("target", "drafter"):
         if not isinstance(config[section].get("name"), str):
             raise CheckpointError(
@@ -162,8 +168,10 @@ def read(folder: Path) -> Native:
     return Native(folder, config, tensors, getattr(torch, config["dtype"]))
 
 
-def fill(module: nn.Module, saved: Native, *, but_for: str | None = None) -> None:
-    """Load every tensor of the checkpoint into the module, strictly. but_for: a submodule that has its weights.
+def fill(module: nn.Module, saved: Native, *, but_for: str | None = None, under: str = "") -> None:
+    """Load every tensor of the checkpoint into the module, strictly.
+
+    but_for: a submodule that has its weights. under: what the keys begin with in the file, for complaints.
 
     Raises CheckpointError when a tensor is left over, a parameter is left empty, or a shape differs.
     """
@@ -172,22 +180,24 @@ def fill(module: nn.Module, saved: Native, *, but_for: str | None = None) -> Non
     missing, extra = sorted(own.keys() - saved.tensors.keys()), sorted(saved.tensors.keys() - own.keys())
     if missing:
         raise CheckpointError(
-            f"{saved.weights_file}: tensor {missing[0]!r} is missing ({len(missing)} in all), expected shape "
+            f"{saved.weights_file}: tensor {under + missing[0]!r} is missing ({len(missing)} in all), expected shape "
             f"{list(own[missing[0]].shape)}; the file does not belong to its {CONFIG}, download or save it again."
         )
     if extra:
         raise CheckpointError(
-            f"{saved.weights_file}: tensor {extra[0]!r} is not used by this drafter ({len(extra)} in all)"
+            f"{saved.weights_file}: tensor {under + extra[0]!r} is not used by this drafter ({len(extra)} in all)"
             f"{suggest(extra[0], own)}; a flag in {CONFIG} may be wrong, or the file belongs to another drafter."
         )
     for key, value in saved.tensors.items():
         if value.shape != own[key].shape:
             raise CheckpointError(
-                f"{saved.weights_file}: tensor {key!r} has shape {list(value.shape)}, expected {list(own[key].shape)} "
-                f"from {CONFIG}; the two files do not belong together."
+                f"{saved.weights_file}: tensor {under + key!r} has shape {list(value.shape)}, expected "
+                f"{list(own[key].shape)} from {CONFIG}; the two files do not belong together."
             )
         if value.is_floating_point() != own[key].is_floating_point():
-            raise CheckpointError(f"{saved.weights_file}: tensor {key!r} is {value.dtype}, expected {own[key].dtype}.")
+            raise CheckpointError(
+                f"{saved.weights_file}: tensor {under + key!r} is {value.dtype}, expected {own[key].dtype}."
+            )
     module.load_state_dict({**whole, **{k: v.to(own[k].dtype) for k, v in saved.tensors.items()}})
 
 

@@ -13,7 +13,6 @@ import attrs
 
 from drafterzoo import checkpoint
 from drafterzoo.drafters.base import Drafter
-from drafterzoo.errors import CheckpointError
 from drafterzoo.registry import DRAFTERS, WRAPPERS, Spec
 from drafterzoo.target.target import Target
 
@@ -39,11 +38,16 @@ def wrap(drafter: Drafter, spec: Spec) -> Drafter:
 
 def restore(saved: checkpoint.Native, target: Target) -> Drafter:
     """The drafter of a checkpoint that has been read, wrappers and all. Raises CheckpointError as its parts do."""
-    base, parts = _split(saved)
+    base, _ = _split(saved)
     drafter: Drafter = DRAFTERS.get(str(saved.config["drafter"]["name"])).from_checkpoint(base, target)
+    return wrap_as(drafter, saved)
+
+
+def wrap_as(drafter: Drafter, saved: checkpoint.Native) -> Drafter:
+    """The wrappers of a checkpoint, with their options and weights, around a bare drafter of its kind."""
+    _, parts = _split(saved)
     for section in saved.config.get("wrappers", []):
-        name = section["name"]
-        drafter = WRAPPERS.get(name).around(drafter, parts[name])
+        drafter = WRAPPERS.get(section["name"]).around(drafter, parts[section["name"]])
     drafter.spec = saved.config["spec"]
     return drafter
 
@@ -58,11 +62,6 @@ def _split(saved: checkpoint.Native) -> tuple[checkpoint.Native, dict[str, check
     """The checkpoint cut into its base's part and, by name, its wrappers', each with its own section and tensors."""
     names = []
     for section in saved.config.get("wrappers", []):
-        if not isinstance(section, dict) or not isinstance(section.get("name"), str):
-            raise CheckpointError(
-                f"{saved.config_file}: a section of 'wrappers' has no name, expected a table with one; "
-                f"save the checkpoint again with drafterzoo."
-            )
         names.append(section["name"])
     base, parts = dict(saved.tensors), {}
     for name, section in zip(names, saved.config.get("wrappers", []), strict=True):

@@ -197,7 +197,7 @@ def test_the_noise_is_as_wide_as_the_document_is_short(target: Target, rollouts:
         bound = 0.1 * 512 / length
         assert own.shape[0] == length and 0.95 * bound < float(own.abs().max()) <= bound
         assert abs(float(own.mean())) < 0.1 * bound
-    loss = [float(Hass(noise=width).loss(drafter_of(target), batch, 2, TeacherHead.of(drafter_of(target)))[0])
+    loss = [float(Hass(noise=width).loss(drafter_of(target), batch, 2, TeacherHead.of(drafter_of(target)))[0].detach())
             for width in (0.0, 0.2)]  # fmt: skip
     assert loss[0] != loss[1]
 
@@ -274,14 +274,16 @@ def test_it_reads_the_feature_after_the_final_norm_and_the_targets_own_head(targ
     [
         ("eagle3.1", {"name": "hass"}, "hass with body = 'eagle2' cannot train 'eagle3.1'; set body = 'eagle3'."),
         ("hass", {"name": "hass", "body": "eagle3"}, "cannot train 'hass'; set body = 'eagle2'."),
-        ("hass", {"name": "hass", "passes": [0]}, "objective hass: passes must list numbers of at least 1"),
-        ("hass", {"name": "hass", "noise": -1.0}, "noise is -1.0, expected a number of at least 0."),
+        ("hass", {"name": "hass", "passes": [0]}, "objective hass: passes must list numbers from 1 to 64"),
+        ("hass", {"name": "hass", "noise": -1.0}, "noise is -1.0, expected a number from 0 to 1,000,000."),
         ("hass", {"name": "hass", "body": "eagle"}, "expected 'eagle2' or 'eagle3'."),
         (
             "hass",
             {"name": "hass", "ce_weight": 0.0, "top_k": 0, "feature_weight": 0.0},
             "every weight is 0, so nothing is learnt",
         ),
+        ("hass", {"name": "hass", "feature_weight": -1.0}, "feature_weight is -1.0, expected a number from 0"),
+        ("hass", {"name": "hass", "passes": [10**6]}, "passes must list numbers from 1 to 64"),
         ("hass", {"name": "hass", "topk": 3}, "unknown key 'topk' (did you mean 'top_k'?)"),
     ],
 )

@@ -50,6 +50,11 @@ def show(name: str, /, *, data_dir: Path | None = None, json: Json = False) -> N
     if not name.startswith("dir:") and base not in checkpoints and base not in DRAFTERS:
         _refuse(name, base, checkpoints)
     folder, options = catalogue.find(name), catalogue.options_typed(name)
+    if folder is None and "+" in name:
+        raise UsageError(
+            f"no checkpoint of {name!r} comes with drafterzoo, so there is nothing to show of it; show its parts, as "
+            f"in `drafterzoo show {base}`, or a checkpoint's folder, 'dir:path'."
+        )
     if folder is None:
         return show_drafter(base, options, json)
     config, card = _config(folder), _card(folder)
@@ -91,14 +96,17 @@ def _drafter(config: dict[str, Any]) -> dict[str, Any] | None:
 
 def _with_options(config: dict[str, Any], options: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The config with what was typed in place of its own. Raises UsageError for what cannot be set on it."""
+    from drafterzoo.catalogue import deal
     from drafterzoo.drafters.base import check_options
 
     section = config.get("drafter")
     name = section.get("name") if isinstance(section, dict) else None
     if not isinstance(section, dict) or name not in DRAFTERS:
         raise UsageError(f"{folder} holds no checkpoint of a drafter known here, so no options can be set on it.")
-    check_options(DRAFTERS.get(str(name)), options)
-    return {**config, "drafter": {**section, **options}}
+    own, around = deal(options, DRAFTERS.get(str(name)), config)
+    check_options(DRAFTERS.get(str(name)), own)
+    wrappers = [{**part, **around.get(part["name"], {})} for part in config.get("wrappers", [])]
+    return {**config, "drafter": {**section, **own}, "wrappers": wrappers}
 
 
 def _card(folder: Path) -> Path | None:

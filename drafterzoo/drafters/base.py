@@ -268,6 +268,14 @@ def check_options(drafter: type[Drafter], options: Mapping[str, Any]) -> None:
         checkpoint.check_values(config_class, options, f"options of {drafter.name}", UsageError)
 
 
+def check_together(drafter: type[Drafter], section: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Raise UsageError for options that the drafter's config refuses in the place of a checkpoint's own."""
+    values = {**{key: value for key, value in section.items() if key != "name"}, **options}
+    config_class = getattr(drafter, "Config", None)
+    if isinstance(config_class, type) and attrs.has(config_class):
+        _structured(config_class, values, f"options of {drafter.name}", UsageError)
+
+
 def _check_names(config_class: type, drafter: str, options: Mapping[str, Any]) -> None:
     fields = [f.name for f in attrs.fields(config_class)]
     for key in options:

@@ -210,7 +210,7 @@ class RecurrentBody(Drafter):
         if self.config.embedding == "borrowed":
             self._borrowed["embedding"] = self.target.embedding_weight().detach()
         if self.config.head == "borrowed":
-            head = nn.utils.skip_init(nn.Linear, self.config.hidden_size, self.config.draft_vocab_size, bias=False)
+            head = nn.Linear(self.config.hidden_size, self.config.draft_vocab_size, bias=False, device="meta")
             head.weight = nn.Parameter(self.target.head_weight(self.vocabulary).detach().to(dtype), requires_grad=False)
             self._borrowed["linear"] = head
         self._borrowed["ids"] = (

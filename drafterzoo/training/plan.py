@@ -7,6 +7,7 @@ target itself is not on this machine. Nothing of features, losses or optimisers 
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,6 +16,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from drafterzoo import checkpoint
 from drafterzoo.composition import create
 from drafterzoo.errors import DataError, DrafterzooError, UsageError
 from drafterzoo.registry import parse_spec
@@ -76,7 +78,11 @@ def plan(recipe: Recipe) -> dict[str, Any]:
     """
     objective = build_objective(recipe)
     _, options = drafter_class(recipe)
-    sizes = recipe.target.sizes or sizes_of(load_target(recipe.target.name, revision=recipe.target.revision))
+    here = None
+    if recipe.target.sizes is None:  # not packed: packed layers are no parameters to count
+        here = load_target(recipe.target.name, revision=recipe.target.revision, packed=False)
+    sizes = recipe.target.sizes or sizes_of(cast(Target, here))
+    parameters = _parameters(sizes) if here is None else sum(p.numel() for p in here.model.parameters())
     with torch.device("meta"):
         target = cast(Target, Sketch(recipe.target.name, sizes))
         drafter = create(parse_spec(recipe.spec), target, recipe.drafter)
@@ -89,17 +95,27 @@ def plan(recipe: Recipe) -> dict[str, Any]:
         "recipe": recipe.name,
         "spec": recipe.spec,
         "objective": extended(objective, drafter).called,
-        "target": {"name": recipe.target.name, **attrs.asdict(sizes), "parameters": _parameters(sizes)},
+        "target": {"name": recipe.target.name, **attrs.asdict(sizes), "parameters": parameters},
         "options": options,
+        "begins_with": _begins_with(recipe),
         "trained_parameters": trained,
         "checkpoint_bytes": trained * WIDTH[recipe.run.storage],
         "memory_bytes": {
-            "target": _parameters(sizes) * WIDTH[recipe.target.dtype],
+            "target": parameters * WIDTH[recipe.target.dtype],
             "drafter and optimiser": trained * 4 * KEPT,
         },
         "data": data,
         "cache_bytes": cache_bytes(data["tokens"], {**widths, "argmax.i32": 0, "lse.f32": 0}) if cached else None,
     }
+
+
+def _begins_with(recipe: Recipe) -> str | None:
+    """The checkpoint that training goes on from, and whether it is there yet."""
+    named = recipe.init.from_checkpoint
+    if named is None:
+        return None
+    there = (Path(os.path.expanduser(os.path.expandvars(named))) / checkpoint.CONFIG).is_file()
+    return named if there else f"{named}, which is not there yet"
 
 
 def _parameters(sizes: SizesSection) -> int:
@@ -115,7 +131,7 @@ def _data(recipe: Recipe, vocab_size: int) -> dict[str, Any]:
         path = expand_path(recipe.data.rollouts)
     except DataError:  # a variable that is not set: not known here, and training says so
         path = Path(recipe.data.rollouts)
-    if path.is_file():
+    if path.exists():
         return {"rollouts": str(path), "known": True, **_counted(recipe, read_rollouts(path, vocab_size))}
     unknown = {"rollouts": str(path), "known": False, "documents": None, "tokens": None, "steps": None}
     if recipe.generate is None:
@@ -144,21 +160,27 @@ def told(facts: dict[str, Any]) -> list[str]:
     """The plan in lines for people."""
     target, data, memory = facts["target"], facts["data"], facts["memory_bytes"]
     shape = f"{target['num_layers']} layers, width {target['hidden_size']}, {target['vocab_size']:,} tokens"
+    begins = [] if facts["begins_with"] is None else [f"begins      with {facts['begins_with']}"]
     lines = [
         f"{facts['recipe'] or facts['spec']}: every key is valid",
         f"target      {target['name']}: {shape}, about {_short(target['parameters'])} parameters",
         f"drafter     {facts['spec']}, objective {facts['objective']}: {_short(facts['trained_parameters'])} trained "
         f"parameters, a checkpoint of {_bytes(facts['checkpoint_bytes'])}",
+        *begins,
         f"memory      {', '.join(f'{name} {_bytes(size)}' for name, size in memory.items())}; activations come on top",
     ]
     if data["tokens"] is None:
         lines.append(f"data        {data['rollouts']} is not there, so its tokens are not known")
         return lines
-    bound = "" if data["known"] else "at most, since it is still to be made: "
-    counts = f"{data['documents']:,} documents, {data['tokens']:,} tokens, {data['steps']:,} steps"
-    lines.append(f"data        {data['rollouts']}: {bound}{counts}")
+    documents, tokens, steps = (f"{data[key]:,}" for key in ("documents", "tokens", "steps"))
+    if data["known"]:
+        said = f"{documents} documents, {tokens} tokens, {steps} steps"
+    else:
+        said = f"still to be made: {documents} answers of {tokens} tokens at most, {steps} steps, prompts not counted"
+    lines.append(f"data        {data['rollouts']}: {said}")
     if facts["cache_bytes"] is not None:
-        lines.append(f"features    {_bytes(facts['cache_bytes'])} on disk")
+        apart = "" if data["known"] else ", prompts not counted"
+        lines.append(f"features    {_bytes(facts['cache_bytes'])} on disk{apart}")
     return lines
 
 

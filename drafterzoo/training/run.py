@@ -22,7 +22,7 @@ from torch import Tensor
 from drafterzoo import checkpoint
 from drafterzoo.budget import Budget
 from drafterzoo.catalogue import check_fingerprint, check_names
-from drafterzoo.composition import innermost, restore, wrap
+from drafterzoo.composition import innermost, restore, wrap, wrap_as
 from drafterzoo.disk import check_file, check_folder
 from drafterzoo.drafters.base import Drafter
 from drafterzoo.drafters.recurrent import RecurrentBody
@@ -361,8 +361,7 @@ def _wrapped(drafter: Drafter, spec: Spec, begun: Path | None) -> Drafter:
     saved = None if begun is None else checkpoint.read(begun)
     if saved is None or not saved.config.get("wrappers"):
         return wrap(drafter, spec)
-    whole = restore(saved, drafter.target)
-    asked = wrap(drafter, spec)
+    whole, asked = wrap_as(drafter, saved), wrap(drafter, spec)
     if whole.manifest()["wrappers"] != asked.manifest()["wrappers"]:
         raise UsageError(
             f"recipe: the wrappers of spec {str(spec)!r} are not those of {begun}, {whole.spec!r}; "

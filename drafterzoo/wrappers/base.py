@@ -51,7 +51,7 @@ class Wrapper(Drafter):
         if missing:
             raise UsageError(
                 f"{cls.name!r} cannot wrap {spec!r}: it needs a drafter with {', '.join(sorted(missing))}, and "
-                f"{spec!r} has {', '.join(sorted(capabilities)) or 'neither'}."
+                f"{spec!r} has {', '.join(sorted(capabilities)) or 'no such thing'}."
             )
         if cls.name in names:
             raise UsageError(f"{cls.name!r} cannot wrap {spec!r}, which has it already; name a wrapper once.")
@@ -71,7 +71,7 @@ class Wrapper(Drafter):
         """The wrapper that `saved` is the part of, around its base. Raises CheckpointError as a drafter does."""
         section = {key: value for key, value in saved.config["drafter"].items() if key != "name"}
         wrapper = cls(base, checkpoint.structure(cls.Config, section, f"{saved.config_file}, {cls.name}"))
-        checkpoint.fill(wrapper, saved, but_for="base")
+        checkpoint.fill(wrapper, saved, but_for="base", under=f"wrappers.{cls.name}.")
         return wrapper.to(base.target.device).eval()
 
     def manifest(self) -> dict[str, Any]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from drafterzoo.engine.sampling import Selector
     from drafterzoo.target.target import Target
 
+MOST = 256  # rows, tokens or steps: beyond, a slip of the keyboard that no memory would hold
 ROWS_AT_ONCE = 1024  # whose logits exist at once in training, to choose a guess
 
 
@@ -51,13 +52,13 @@ class PrConfig:
     def __attrs_post_init__(self) -> None:
         for name, least in (("reconsider", 0), ("guess", 1), ("recon_steps_max", 0)):
             value = getattr(self, name)
-            if value is not None and not least <= value <= 4096:
-                raise UsageError(f"{name}={value}, expected a whole number from {least} to 4096.")
+            if value is not None and not least <= value <= MOST:
+                raise UsageError(f"{name}={value}, expected a whole number from {least} to {MOST}.")
         if not 0 < self.gate <= 1:
             raise UsageError(f"gate={self.gate}, expected a chance above 0, at most 1.")
         for name in ("alpha", "beta"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UsageError(f"{name}={getattr(self, name)}, expected a weight of at least 0.")
+            if not 0 <= getattr(self, name) <= 1e6:
+                raise UsageError(f"{name}={getattr(self, name)}, expected a weight from 0 to a million.")
 
 
 @attrs.frozen(eq=False)

@@ -74,7 +74,8 @@ def diagnose(
     them. bins: of the drafter's confidence. out: the folder, by default one under `runs`. figures: draw them, too.
     Raises UsageError, DataError, CheckpointError, DiskError.
     """
-    for name, value in (("depth", depth), ("bins", bins), ("batch_size", batch_size), ("limit", limit or 1)):
+    asked = {"depth": depth, "bins": bins, "batch_size": batch_size, "limit": 1 if limit is None else limit}
+    for name, value in asked.items():
         if not 1 <= value <= 4096:
             raise UsageError(f"diagnose: {name} is {value}, expected a whole number from 1 to 4096.")
     if figures:

@@ -17,6 +17,8 @@ from drafterzoo.drafters.base import Drafter, UnrollBatch, Unrolling
 from drafterzoo.errors import UsageError
 from drafterzoo.training.chunked import Teacher
 
+MOST_PASSES = 64  # no draft goes as deep, and every pass is kept for its gradient
+
 
 @attrs.frozen(eq=False)
 class TrainingBatch(UnrollBatch):
@@ -109,9 +111,10 @@ class Objective:
     called: ClassVar[str]
 
     def __attrs_post_init__(self) -> None:
-        if not self.passes or min(self.passes) < 1:
+        if not self.passes or not 1 <= min(self.passes) <= max(self.passes) <= MOST_PASSES:
             raise UsageError(
-                f"objective {self.called}: passes must list numbers of at least 1, for example passes = [1, 2, 3]."
+                f"objective {self.called}: passes must list numbers from 1 to {MOST_PASSES}, for example "
+                f"passes = [1, 2, 3]."
             )
         if self.chances and len(self.chances) != len(self.passes):
             raise UsageError(

@@ -23,6 +23,7 @@ from drafterzoo.training.chunked import soft_cross_entropy
 from drafterzoo.training.objectives.base import Objective, PassNotes, TeacherHead, TrainingBatch
 
 BODIES: dict[str, type[Drafter]] = {"eagle2": Eagle2Body, "eagle3": Eagle3Body}
+MOST = 1_000_000  # of a weight, a width or a count: beyond, sums overflow
 USUAL_LENGTH = 512  # of a document, in the scale of the noise (eagle.md 3.1)
 
 
@@ -51,9 +52,10 @@ class Hass(Objective):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        for name in ("top_k", "top_weight", "ce_weight", "noise"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise UsageError(f"objective hass: {name} is {getattr(self, name)}, expected a number of at least 0.")
+        for name in ("top_k", "top_weight", "ce_weight", "noise", "feature_weight"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= MOST:
+                raise UsageError(f"objective hass: {name} is {value}, expected a number from 0 to {MOST:,}.")
         if not (self.ce_weight or self._features or (self.top_k and self.top_weight)):
             raise UsageError("objective hass: every weight is 0, so nothing is learnt; set ce_weight, for example 0.1.")
 

@@ -1,0 +1,129 @@
+"""Checkpoints of compositions: damaged, asked for what they are not, shown, and trained on from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from drafterzoo import checkpoint, load
+from drafterzoo.cli import main
+from drafterzoo.errors import CheckpointError, UsageError
+from drafterzoo.target import Target
+from drafterzoo.training.plan import plan
+from drafterzoo.training.recipe import build_recipe
+from drafterzoo.training.run import train
+from tests.test_plan import values
+from tests.test_pr import drafter_of
+from tests.tiny import tiny_rollouts, tiny_target
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return tiny_target("llama")
+
+
+@pytest.fixture
+def folder(target: Target, tmp_path: Path) -> Path:
+    drafter_of(target, "eagle3.1+pr(self_query='feature')").save_pretrained(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+def change(folder: Path, how: Callable[[dict[str, Any]], Any]) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    how(config)
+    path.write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (lambda c: c.update(wrappers=["pr"]), "a section of 'wrappers' is 'pr', expected a table with a name"),
+        (lambda c: c.update(wrappers=[{"reconsider": 3}]), "expected a table with a name"),
+        (lambda c: c.update(spec="eagle3.1+pq"), "unknown wrapper 'pq'"),
+        (lambda c: c.update(spec=""), "expected a drafter's name"),
+        (lambda c: c.update(spec="eagle3.1"), "the sections are those of ['eagle3.1', 'pr']"),
+        (lambda c: c.update(spec="eagle3.1+pr(reconsider=1)"), "spec says pr(reconsider=1), but the section says 3"),
+        (lambda c: c["wrappers"][0].update(reconsider=-1), "reconsider=-1, expected a whole number from 0 to 256."),
+        (lambda c: c["wrappers"][0].update(rows=1), "unknown key 'rows'"),
+        (lambda c: c["wrappers"][0].update(self_query="token"), "'wrappers.pr.query_proj.weight' is not used"),
+        (lambda c: c["wrappers"][0].update(self_query="learned"), "'wrappers.pr.query' is missing"),
+    ],
+)
+def test_a_damaged_composition_is_refused_by_its_file(
+    target: Target, folder: Path, how: Callable[[dict[str, Any]], Any], words: str
+) -> None:
+    change(folder, how)
+    with pytest.raises(CheckpointError) as refused:
+        load(f"dir:{folder}", target=target)
+    assert words in str(refused.value) and str(folder) in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_wrappers_tensor_of_the_wrong_shape_is_named_as_the_file_has_it(target: Target, folder: Path) -> None:
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    tensors["wrappers.pr.query_proj.weight"] = torch.zeros(3, 3)
+    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"'wrappers\.pr\.query_proj\.weight' has shape \[3, 3\], expected"):
+        load(f"dir:{folder}", target=target)
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("reconsider=-1", "options of pr: reconsider=-1, expected a whole number from 0 to 256."),
+        ("gate=0", "options of pr: gate=0.0, expected a chance above 0"),
+        ("reconsider='x'", "options of pr"),
+        ("hidden_size=7", "options of eagle3.1"),
+        ("num_layers=2", "its weights do not fit what was typed (num_layers)"),
+        ("self_query='learned'", "its weights do not fit what was typed (self_query)"),
+        ("reconsidr=1", "no option 'reconsidr'"),
+    ],
+)
+def test_what_was_typed_is_blamed_on_who_typed_it(target: Target, folder: Path, typed: str, words: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        load(f"dir:{folder}({typed})", target=target)
+    assert words in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_composition_is_shown_with_its_options_or_not_at_all(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", f"dir:{folder}(reconsider=0)", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["config"]["wrappers"][0]["reconsider"] == 0
+    assert main(["show", "eagle3.1+pr"]) == 2
+    assert "no checkpoint of 'eagle3.1+pr' comes with drafterzoo" in capsys.readouterr().err
+
+
+def test_training_on_from_a_composition_does_what_the_recipe_says(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drafterzoo.training.run.load_target", lambda *args, **options: target)
+    monkeypatch.setattr("drafterzoo.training.trainer.LEARNT_NOTHING", 0.0)
+    recipe: dict[str, Any] = {
+        "spec": "eagle3.1+pr",
+        "data": {"rollouts": str(tiny_rollouts(tmp_path).path), "features": "online", "pack": 40},
+        "drafter": {"head": "borrowed", "draft_vocab_size": 32},
+        "run": {"epochs": 1.0},
+        "evaluate": {"every": 1000, "prompts": 1, "max_new_tokens": 3},
+    }
+    train(recipe, out=tmp_path / "a", quiet=True)
+    begun = {"from_checkpoint": str(tmp_path / "a" / "best")}
+    smaller = {"head": "borrowed", "draft_vocab_size": 16, "coupling": [2.0, 0.5]}
+    train({**recipe, "drafter": smaller, "init": {**begun, "vocabulary": "anew"}}, out=tmp_path / "b", quiet=True)
+    saved = checkpoint.read(tmp_path / "b" / "best")
+    assert saved.config["drafter"]["draft_vocab_size"] == len(saved.tensors["d2t"]) == 16
+    assert saved.config["drafter"]["coupling"] == [2.0, 0.5] and saved.config["wrappers"][0]["name"] == "pr"
+    with pytest.raises(UsageError, match=r"wrappers of spec 'eagle3.1\+pr\(reconsider=1\)' are not those of"):
+        train({**recipe, "spec": "eagle3.1+pr(reconsider=1)", "init": begun}, out=tmp_path / "c", quiet=True)
+
+
+def test_a_dry_run_makes_no_weights_whatever_the_sizes(tmp_path: Path) -> None:
+    made = values(tmp_path, drafter={})
+    made["target"]["sizes"]["vocab_size"] = 99_999_999_999
+    assert plan(build_recipe(made, "recipe"))["target"]["vocab_size"] == 99_999_999_999
