@@ -28,6 +28,7 @@ from drafterzoo.training.prompts import read_prompts
 from drafterzoo.training.recipe import Recipe, SizesSection
 from drafterzoo.training.rollouts import Rollouts, expand_path, read_rollouts
 from drafterzoo.training.run import build_objective, drafter_class, extended
+from drafterzoo.wording import quantity
 
 KEPT = 5  # numbers of float32 for every trained one: itself, its gradient, AdamW's two, its average
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -172,11 +173,12 @@ def told(facts: dict[str, Any]) -> list[str]:
     if data["tokens"] is None:
         lines.append(f"data        {data['rollouts']} is not there, so its tokens are not known")
         return lines
-    documents, tokens, steps = (f"{data[key]:,}" for key in ("documents", "tokens", "steps"))
+    tokens, steps = quantity(data["tokens"], "token"), quantity(data["steps"], "step")
     if data["known"]:
-        said = f"{documents} documents, {tokens} tokens, {steps} steps"
+        said = f"{quantity(data['documents'], 'document')}, {tokens}, {steps}"
     else:
-        said = f"still to be made: {documents} answers of {tokens} tokens at most, {steps} steps, prompts not counted"
+        answers = quantity(data["documents"], "answer")
+        said = f"still to be made: {answers} of {tokens} at most, {steps}, prompts not counted"
     lines.append(f"data        {data['rollouts']}: {said}")
     if facts["cache_bytes"] is not None:
         apart = "" if data["known"] else ", prompts not counted"
