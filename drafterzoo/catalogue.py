@@ -295,8 +295,25 @@ def _checkpoint_of(spec: Spec, target: Target | str | None) -> Path | None:
     others = ", ".join(f"{name} ({config['spec']})" for name, config in known.items()) or "none"
     raise UsageError(
         f"no checkpoint of {_bare(spec)!r} for {_called(target)} comes with drafterzoo (there is: {others}); "
-        f"train one with `drafterzoo train`, or load 'hub:org/name' or 'dir:path'."
+        f"train one with `drafterzoo train{recipe_for(_bare(spec), _called(target))}`, or load 'hub:org/name' or "
+        f"'dir:path'."
     )
+
+
+def recipe_for(spec: str, target: str = EMBEDDED) -> str:
+    """` name` of the recipe that comes with drafterzoo and trains this drafter for this target; "" where none does.
+
+    Rather one that begins with nothing than one that goes on from another's checkpoint.
+    """
+    from drafterzoo.parsing import parse_toml
+
+    found = []
+    for path in sorted((folder("recipes") / "train").glob("*.toml")):
+        values = parse_toml(path.read_text(encoding="utf-8"))
+        named = values.get("target", {}).get("name", EMBEDDED)
+        if _bare(parse_spec(values["spec"])) == spec and named == target:
+            found.append(("from_checkpoint" in values.get("init", {}), path.stem))
+    return f" {min(found)[1]}" if found else ""
 
 
 def _known_checkpoints() -> dict[str, dict[str, Any]]:

@@ -127,3 +127,17 @@ def test_a_dry_run_makes_no_weights_whatever_the_sizes(tmp_path: Path) -> None:
     made = values(tmp_path, drafter={})
     made["target"]["sizes"]["vocab_size"] = 99_999_999_999
     assert plan(build_recipe(made, "recipe"))["target"]["vocab_size"] == 99_999_999_999
+
+
+@pytest.mark.parametrize(
+    ("spec", "recipe"),
+    [("hass", "hass-smollm2"), ("eagle3.1+pr", "eagle3.1-pr-smollm2"), ("hass+pr(reconsider=1)", "hass-pr-smollm2")],
+)
+def test_who_asks_for_weights_that_are_not_there_is_told_the_recipe(spec: str, recipe: str) -> None:
+    with pytest.raises(UsageError, match=f"train one with `drafterzoo train {recipe}`, or load"):
+        load(spec)
+
+
+def test_where_no_recipe_is_none_is_named(target: Target) -> None:
+    with pytest.raises(UsageError, match=r"no checkpoint of 'hass' for tiny-llama .* `drafterzoo train`, or load"):
+        load("hass", target=target)

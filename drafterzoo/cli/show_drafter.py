@@ -119,14 +119,17 @@ def _hanging(text: str, indent: int) -> Any:
 
 
 def _weights(facts: dict[str, Any]) -> str:
+    from drafterzoo.catalogue import recipe_for
+
     if facts["wraps"]:
         return ", ".join(facts["checkpoints"]) or "no checkpoint with it comes with drafterzoo: train one"
     if not facts["has_weights"]:
         return f"none: `drafterzoo generate -d {facts['name']}` drafts for any target"
     if facts["checkpoints"]:
         return ", ".join(facts["checkpoints"])
+    recipe = recipe_for(facts["name"])
     return (
-        "no checkpoint of it comes with drafterzoo: train one with `drafterzoo train`, or name one as "
+        f"no checkpoint of it comes with drafterzoo: train one with `drafterzoo train{recipe}`, or name one as "
         "'hub:org/name' or 'dir:path'"
     )
 
