@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 from html.parser import HTMLParser
+from typing import Any
 
 import attrs
 import handmade
@@ -783,3 +784,22 @@ def test_results_from_before_the_counter_are_read(tmp_path, undrawn):
 def test_no_folder_is_refused_in_python_too():
     with pytest.raises(UsageError, match="no folder was given"):
         drafterzoo.report([])
+
+
+@pytest.mark.parametrize(
+    ("gain", "words"), [(1.2, "a is the fastest, 1.20×"), (0.47, "plain decoding is faster than all; a has 0.47×")]
+)
+def test_nothing_is_called_the_fastest_that_plain_decoding_beats(gain: float, words: str) -> None:
+    from types import SimpleNamespace
+
+    from drafterzoo.evaluation.report.tabulate import _fastest
+    from drafterzoo.evaluation.report.verdicts import Verdict
+    from drafterzoo.evaluation.statistics import PairedRatio
+
+    speeds = (("a", gain), ("b", 0.4))
+    rows: list[Any] = [SimpleNamespace(name=name, figures={"speedup": {"value": value}}) for name, value in speeds]
+    speed = Verdict(PairedRatio(gain / 0.4, 1.0, 2.0, None, None, 5), 0.5)
+    pair: Any = SimpleNamespace(row=rows[0], against=rows[1], speed=speed)
+    said = _fastest(rows, [pair])
+    assert said is not None and said.startswith(f"{words} plain decoding; over the next, b, ")
+    assert said.endswith("not a significant difference.")

@@ -341,10 +341,11 @@ def _fastest(rows: Sequence[Row], pairs: Iterable[Comparison]) -> str | None:
             ratio = c.speed.ratio if c.row is first else _inverse(c.speed.ratio)
             how = interval(ratio.as_dict()).replace("x", "×", 1)
             real = "a significant difference" if c.speed.clear else "not a significant difference"
-            return (
-                f"{first.name} is the fastest, {first.figures['speedup']['value']:.2f}× plain decoding; over the next, "
-                f"{second.name}, {how}: {real}."
+            gain = first.figures["speedup"]["value"]
+            leads = (
+                f"{first.name} is the fastest," if gain >= 1 else f"plain decoding is faster than all; {first.name} has"
             )
+            return f"{leads} {gain:.2f}× plain decoding; over the next, {second.name}, {how}: {real}."
     return None
 
 
