@@ -60,14 +60,11 @@ def innermost(drafter: Drafter) -> Drafter:
 
 def _split(saved: checkpoint.Native) -> tuple[checkpoint.Native, dict[str, checkpoint.Native]]:
     """The checkpoint cut into its base's part and, by name, its wrappers', each with its own section and tensors."""
-    names = []
-    for section in saved.config.get("wrappers", []):
-        names.append(section["name"])
     base, parts = dict(saved.tensors), {}
-    for name, section in zip(names, saved.config.get("wrappers", []), strict=True):
-        prefix = f"{PREFIX}{name}."
+    for section in saved.config.get("wrappers", []):
+        prefix = f"{PREFIX}{section['name']}."
         own = {key.removeprefix(prefix): base.pop(key) for key in list(base) if key.startswith(prefix)}
-        parts[name] = attrs.evolve(saved, config={**saved.config, "drafter": section}, tensors=own)
-    bare = {"spec": saved.config["drafter"]["name"]} if names else {}
+        parts[section["name"]] = attrs.evolve(saved, config={**saved.config, "drafter": section}, tensors=own)
+    bare = {"spec": saved.config["drafter"]["name"]} if parts else {}
     # what is nobody's stays the base's, which says so
     return attrs.evolve(saved, config={**saved.config, **bare}, tensors=base), parts

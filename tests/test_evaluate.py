@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def counters(rounds: list[list[Round]]) -> list[list[tuple[int, ...]]]:
     return [
         [
             tuple(getattr(made, name) for name in COUNTERS if name != "rows" or made.batch == before.batch)
-            for before, made in zip([some[0], *some], some, strict=False)
+            for before, made in pairwise([some[0], *some])
         ]
         for some in rounds
     ]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-import attrs
 import torch
 from torch import Tensor
 
@@ -32,7 +31,7 @@ def grow(
     """
     width = budget.grow + budget.advance
     rows = drafter.rows_per_round(budget.depth, width)
-    growth = Growth(tokens, positions, 1 + rows, budget.p_min)
+    growth = Growth(tokens, positions, 1 + rows, budget.p_min, budget.reconsider or None)
     levels = allocation(budget)
     own = rows <= (budget.depth - 1) * width and not budget.advance
     looks = budget.p_min > 0 and tokens.device.type == "cpu" and own
@@ -40,7 +39,6 @@ def grow(
         frontier = growth.frontier(step, budget.grow, looks, budget.advance)
         if not frontier.width:
             break
-        frontier = attrs.evolve(frontier, extra=budget.reconsider or None)
         offers = drafter.expand(state, frontier, select)
         check_offers(type(drafter), offers, frontier, select)
         growth.add(offers, levels[step])
@@ -77,7 +75,10 @@ class Growth:
     [n, 1+N]: the row that offered a node, and the row in which it was forwarded itself.
     """
 
-    def __init__(self, tokens: Tensor, positions: Tensor, rows: int, p_min: float = 0.0) -> None:
+    def __init__(
+        self, tokens: Tensor, positions: Tensor, rows: int, p_min: float = 0.0, extra: int | None = None
+    ) -> None:
+        self.extra = extra  # rows that a wrapper may forward beside a frontier's; None: as many as it likes
         self.floor = math.log(p_min) if p_min else -math.inf  # of the path of a node that may grow
         n, zeros = len(tokens), torch.zeros_like(tokens)[:, None]
         self.positions = positions
@@ -124,6 +125,7 @@ class Growth:
             sources=self.sources.gather(1, chosen),
             visible=self._visible(chosen, first, width),
             valid=valid,
+            extra=self.extra,
         )
 
     def _advanced(self, left: Tensor, paths: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from drafterzoo import checkpoint
 from drafterzoo.composition import create
+from drafterzoo.drafters.blocks import widths_of
 from drafterzoo.errors import DataError, DrafterzooError, UsageError
 from drafterzoo.registry import parse_spec
 from drafterzoo.target import load_target
@@ -59,17 +60,7 @@ class Sketch:
 
 def sizes_of(target: Target) -> SizesSection:
     """The sizes of a target that is here."""
-    text = target.model.config.get_text_config()
-    heads = text.num_attention_heads
-    return SizesSection(
-        hidden_size=target.hidden_size,
-        num_layers=target.num_layers,
-        vocab_size=target.vocab_size,
-        intermediate_size=text.intermediate_size,
-        num_heads=heads,
-        num_kv_heads=getattr(text, "num_key_value_heads", None) or heads,
-        head_dim=getattr(text, "head_dim", None) or target.hidden_size // heads,
-    )
+    return SizesSection(num_layers=target.num_layers, **widths_of(target))
 
 
 def plan(recipe: Recipe) -> dict[str, Any]:
@@ -77,7 +68,7 @@ def plan(recipe: Recipe) -> dict[str, Any]:
 
     Raises UsageError and DataError as training would, for what can be seen without a target.
     """
-    objective = build_objective(recipe)
+    plain = build_objective(recipe)
     _, options = drafter_class(recipe)
     here = None
     if recipe.target.sizes is None:  # not packed: packed layers are no parameters to count
@@ -87,7 +78,8 @@ def plan(recipe: Recipe) -> dict[str, Any]:
     with torch.device("meta"):
         target = cast(Target, Sketch(recipe.target.name, sizes))
         drafter = create(parse_spec(recipe.spec), target, recipe.drafter)
-    extended(objective, drafter).check(drafter)
+    objective = extended(plain, drafter)
+    objective.check(drafter)
     trained = sum(p.numel() for p in drafter.parameters() if p.requires_grad)
     data = _data(recipe, sizes.vocab_size)
     widths = {"features.f16": len(drafter.taps) * sizes.hidden_size, "hidden.f16": sizes.hidden_size}
@@ -95,7 +87,7 @@ def plan(recipe: Recipe) -> dict[str, Any]:
     return {
         "recipe": recipe.name,
         "spec": recipe.spec,
-        "objective": extended(objective, drafter).called,
+        "objective": objective.called,
         "target": {"name": recipe.target.name, **attrs.asdict(sizes), "parameters": parameters},
         "options": options,
         "begins_with": _begins_with(recipe),

@@ -152,7 +152,17 @@ class Objective:
 
         stress: of every pass, what multiplies the weights of its judged rows [R].
         """
-        raise NotImplementedError(f"objective {self.called} must define judged")
+        total, notes = teacher_head.matrix.new_zeros(()), list[PassNotes]()
+        for lesson in self.lessons(drafter, batch, unrolled, teacher_head, stress):
+            loss, agree = self.lost(lesson)
+            loss = loss / lesson.count
+            total = total + self.pass_weight(lesson.step) * loss
+            notes.append(lesson.notes(loss, agree))
+        return total, notes
+
+    def lost(self, lesson: Lesson) -> tuple[Tensor, Tensor]:
+        """(the loss summed over the rows of a pass, where both argmaxes agree [R])."""
+        raise NotImplementedError(f"objective {self.called} must define lost")
 
     def pass_weight(self, step: int) -> float:
         """What a pass weighs in the loss."""

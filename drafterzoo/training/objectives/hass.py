@@ -7,7 +7,6 @@ or of data.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import attrs
@@ -20,7 +19,7 @@ from drafterzoo.drafters.eagle2_body import Eagle2Body
 from drafterzoo.drafters.eagle3_body import Eagle3Body
 from drafterzoo.errors import UsageError
 from drafterzoo.training.chunked import soft_cross_entropy
-from drafterzoo.training.objectives.base import Objective, PassNotes, TeacherHead, TrainingBatch
+from drafterzoo.training.objectives.base import Lesson, Objective, TrainingBatch
 
 BODIES: dict[str, type[Drafter]] = {"eagle2": Eagle2Body, "eagle3": Eagle3Body}
 MOST = 1_000_000  # of a weight, a width or a count: beyond, sums overflow
@@ -80,25 +79,13 @@ class Hass(Objective):
         noise = feature_noise(batch, self.noise) if self.noise else None
         return Unrolling(detached=True, noise=noise, legacy=self.legacy)
 
-    def judged(
-        self,
-        drafter: Drafter,
-        batch: TrainingBatch,
-        unrolled: list[Tensor],
-        teacher_head: TeacherHead,
-        stress: Sequence[Tensor] | None = None,
-    ) -> tuple[Tensor, list[PassNotes]]:
-        total, notes = teacher_head.matrix.new_zeros(()), list[PassNotes]()
-        for lesson in self.lessons(drafter, batch, unrolled, teacher_head, stress):
-            teacher = attrs.evolve(lesson.teacher, weight=self.ce_weight, top_k=self.top_k, top_weight=self.top_weight)
-            loss, agree = soft_cross_entropy(lesson.hidden, lesson.head, lesson.weight, teacher)
-            if self._features:
-                apart = functional.smooth_l1_loss(lesson.hidden.float(), lesson.features, reduction="none").mean(-1)
-                loss = loss + self._features * (lesson.stress * apart).sum()
-            loss = loss / lesson.count
-            total = total + loss
-            notes.append(lesson.notes(loss, agree))
-        return total, notes
+    def lost(self, lesson: Lesson) -> tuple[Tensor, Tensor]:
+        teacher = attrs.evolve(lesson.teacher, weight=self.ce_weight, top_k=self.top_k, top_weight=self.top_weight)
+        loss, agree = soft_cross_entropy(lesson.hidden, lesson.head, lesson.weight, teacher)
+        if self._features:
+            apart = functional.smooth_l1_loss(lesson.hidden.float(), lesson.features, reduction="none").mean(-1)
+            loss = loss + self._features * (lesson.stress * apart).sum()
+        return loss, agree
 
 
 def feature_noise(batch: UnrollBatch, width: float) -> Tensor:
