@@ -1,6 +1,6 @@
 """What offline replay saves: the wall time of a sweep of budgets replayed on rollouts, over decoding the same cells.
 
-    python benchmarks/replay.py                        eagle3.1 and lookup at four budgets, 16 prompts of `starter`
+    python benchmarks/replay.py                        eagle3.1 and lookup at four budgets, 8 prompts of `starter`
     python benchmarks/replay.py --prompts 3 -n 32      a short look
 
 The target answers the prompts once; that is what rollouts are, and its time is printed apart. Then each cell is decoded
@@ -103,10 +103,10 @@ def main() -> None:
     parser.add_argument("-t", "--target", help="name or directory; default: the first drafter's own")
     parser.add_argument("-b", "--budgets", nargs="+", default=["chain:4", "8", "24", "48"])
     parser.add_argument("-n", "--max-new-tokens", type=int, default=128)
-    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
     asked = parser.parse_args()
     first = drafterzoo.load(asked.drafters[0], asked.target)
     drafters = [first, *(drafterzoo.load(name, first.target) for name in asked.drafters[1:])]

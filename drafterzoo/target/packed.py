@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from drafterzoo.cpu import cpu_vendor
+
 _MULTIPLE = 64  # the int8 kernel reads whole vectors, past the end of a shorter row
 _FEW = 8  # rows up to which the int8 kernel is the quicker one; from thirty-two on it takes twice as long as float32
 _BATCH_HINT = 8  # the layout is chosen for this many rows; 1 is worse from two rows on (machine.md 3)
@@ -25,11 +27,14 @@ class PackedLinear(nn.Module):
     weights to 127 steps of a scale of their own, the input and the product to bfloat16: a quarter of the memory to
     read. Many rows are bound by multiplying, which float32 does quicker, so the rounded weight is also kept packed in
     float32: the same numbers, summed in another order. Both keep the dense weight, to be given back as it was.
+
+    dense_rows: inputs of so many rows at most go through the dense weight, which is kept for them (float32 alone).
     """
 
-    def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32, dense_rows: int = 0) -> None:
         super().__init__()
         self.in_features, self.out_features, self.dtype = linear.in_features, linear.out_features, dtype
+        self.dense_rows = dense_rows if dtype == torch.float32 else 0
         weight = linear.weight.detach()
         if dtype == torch.int8:
             self.packed, self.scales = _in_steps(self._filled(weight))
@@ -37,7 +42,7 @@ class PackedLinear(nn.Module):
             self.for_many = torch.ops.mkldnn._reorder_linear_weight(rounded, _BATCH_HINT)
         else:
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype), _BATCH_HINT)
-        self._dense = None if dtype == weight.dtype else weight
+        self._dense = None if dtype == weight.dtype and not dense_rows else weight
         # not rounded: a checkpoint that is saved holds it as it was loaded
         self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach(), requires_grad=False)
 
@@ -47,6 +52,8 @@ class PackedLinear(nn.Module):
             return functional.linear(x, self.to_dense(), self._bias(x.dtype))
         if self.dtype == torch.int8:
             return self._multiply_steps(x)
+        if self._dense is not None and x.numel() <= self.dense_rows * self.in_features:
+            return functional.linear(x, self._dense.to(x.dtype), self._bias(x.dtype))
         bias = self._bias(self.dtype)
         return torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.packed, bias, "none", [], "").to(x.dtype)
 
@@ -110,17 +117,28 @@ def quickest_dtype() -> torch.dtype:
     return torch.int8 if packing_works(torch.int8) else torch.float32
 
 
+@cache
+def quickest_dense_rows() -> int:
+    """How many rows at most this machine multiplies sooner by the dense weight: two where MKL knows the CPU, else none.
+
+    MKL, which multiplies dense float32 in torch, has kernels for few rows on Intel's CPUs, and on others falls back
+    to slower ones (`benchmarks/packing.py` shows both). What the vendor is, and not a stopwatch, decides, since the
+    last bits of a product depend on it: they must not change from run to run.
+    """
+    return 2 if torch.backends.mkl.is_available() and cpu_vendor() == "GenuineIntel" else 0
+
+
 def can_pack(linear: nn.Module) -> TypeGuard[nn.Linear]:
     """Plain linear layers in float32 on CPU; subclasses (quantised, adapted) do something else with their weight."""
     return type(linear) is nn.Linear and linear.weight.dtype == torch.float32 and linear.weight.device.type == "cpu"
 
 
-def pack_linears(model: nn.Module, dtype: torch.dtype = torch.float32) -> int:
+def pack_linears(model: nn.Module, dtype: torch.dtype = torch.float32, dense_rows: int = 0) -> int:
     """Replace every linear layer of `model` that can be packed, one at a time; return how many were."""
     count = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if can_pack(child):
-                setattr(parent, name, PackedLinear(child, dtype))
+                setattr(parent, name, PackedLinear(child, dtype, dense_rows))
                 count += 1
     return count

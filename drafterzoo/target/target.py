@@ -68,7 +68,9 @@ class Target:
         self._embedding = cast(nn.Embedding, self.model.get_input_embeddings())
         self._output = cast(nn.Linear | PackedLinear, self.model.get_output_embeddings())
         self._head = _head_alone(self.model)
-        self.packed = any(isinstance(module, PackedLinear) for module in model.modules())
+        packed = [module for module in model.modules() if isinstance(module, PackedLinear)]
+        self.packed = bool(packed)
+        self.dense_rows = max((module.dense_rows for module in packed), default=0)  # target/packed.py
         self._layout: CacheLayout | None = None
         self._tokenizer_hash: str | None = None
 
