@@ -143,7 +143,7 @@ def test_a_part_of_a_run_says_so_beside_every_number(tmp_path, undrawn):
     handmade.write(tmp_path / "part", handmade.records()[:-1], handmade.conditions(sampling__temperature=1.0))
     handmade.write_evaluation(tmp_path / "counted", handmade.lines()[:2])
     collection = collect([tmp_path])
-    part, whole = collection.sections
+    whole, part = collection.sections
     for picture in section_pictures(whole):
         assert "shown" not in picture.caption and picture.conditions.startswith("toy: 2 prompts, all turns")
     for picture in section_pictures(part):
@@ -300,7 +300,7 @@ def test_sections_are_apart_and_the_page_says_why(written):
     text = written.page.read_text(encoding="utf-8")
     page = Page(text)
     assert [row[:3] for row in page.tables["sections"]] == [
-        ["section", "sampling.temperature", "run.batch_size"], ["1", "1", "1"], ["2", "0", "1"], ["3", "0", "2"],
+        ["section", "sampling.temperature", "run.batch_size"], ["1", "0", "1"], ["2", "0", "2"], ["3", "1", "1"],
     ]  # fmt: skip
     assert "all 12 texts equal plain decoding&#39;s" in text and "1 + accepted drafts / drafting steps" in text
 
@@ -637,10 +637,10 @@ def test_what_follows_from_a_name_needs_no_column_and_alike_headings_are_told_ap
     table = tabulate.overview(collection)
     columns = ["section", "target.name", "suite.name", "suite.sha256", "suite.prompts"]
     assert [column.title for column in table.columns][:-2] == columns
-    assert [row[3].text for row in table.rows] == ["abababab…", "cdcdcdcd…", "efefefef…"]
+    assert [row[3].text for row in table.rows] == ["abababab…", "efefefef…", "cdcdcdcd…"]
     assert table.rows[0][3].csv == ("ab" * 20,)
     assert titles(collection) == {
-        1: "toy · tiny · T=0 · suite prompts 2", 2: "other · big · T=0", 3: "toy · tiny · T=0 · suite prompts 3",
+        1: "toy · tiny · T=0 · suite prompts 2", 2: "toy · tiny · T=0 · suite prompts 3", 3: "other · big · T=0",
     }  # fmt: skip
 
 

@@ -31,7 +31,7 @@ SUITE = Suite("toy", PROMPTS, "sha", "here")
 class FakeTarget:
     """A target without a model: words are tokens, and answers come from `FakeDecoder`."""
 
-    name, max_positions, packed, tokenizer = "fake", 100, False, None
+    name, max_positions, packed, dense_rows, tokenizer = "fake", 100, False, 0, None
     dtype, device = torch.float32, torch.device("cpu")
     eos_token_ids = (0,)
 

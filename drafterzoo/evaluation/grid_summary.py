@@ -152,17 +152,16 @@ def _results(summary: Mapping[str, Any], axes: Sequence[str]) -> Grid:
         for row in table["rows"]:
             whole = row["answers"] == table["answers"]
             if row["drafter"] == PLAIN:
-                figures = ("plain", NOTHING, number(row["tau"]), "1", number(row["tokens_per_second"], 1), NOTHING)
+                figures = ("plain", NOTHING, number(row["tau"]), "1", number(row["tokens_per_second"], 1), "")
             else:
-                best = table["best"].get(row["drafter"])
-                said = f"{short_budget(best['budget'])} {best['speedup']:.2f}x" if best else NOTHING
+                best = table["best"].get(row["drafter"], {}).get("budget") == row["budget"]
                 speed = interval(row["speedup"]) + ("" if whole else f"\n{quantity(row['answers'], 'answer')} only")
                 figures = (
                     row["drafter"], short_budget(row["budget"]), number(row["tau"]), speed,
-                    number(row["tokens_per_second"], 1), said,
+                    number(row["tokens_per_second"], 1), "best" if best else "",
                 )  # fmt: skip
             lines.append((*_place(table, axes), *figures[: None if several else -1]))
-    columns = (*_names(axes), "τ with\nbonus", "speed-up\n[95 %]", "tok/s", *(["best budget"] if several else []))
+    columns = (*_names(axes), "τ with\nbonus", "speed-up\n[95 %]", "tok/s", *(["its best\nbudget"] if several else []))
     caption = f"{summary['definition']}; over plain decoding of the same table."
     if several:
         caption += " Compare rows of equal budget; each drafter's best budget is chosen on these very prompts."
@@ -205,9 +204,9 @@ def _costs(tables: Sequence[Mapping[str, Any]], axes: Sequence[str]) -> Grid:
             figures = (number(value, 1) for value in (*counts, *times, row["milliseconds"]))
             lines.append((*_place(table, axes), *names, *figures))
     caption = (
-        "Per round (one target call): forwards of the drafter's block, rows in them, draft nodes verified (root "
+        "Per round (one target call): forwards of the drafter's block (fwd), rows in them, draft nodes verified (root "
         "excluded), and milliseconds: in the drafter, in the target's forward, in all else, and of the whole round. "
         "With batches, a round serves all of them."
     )
-    columns = (*_names(axes), "forwards", "rows", "nodes", "draft\nms", "verify\nms", "rest\nms", "ms per\nround")
+    columns = (*_names(axes), "fwd", "rows", "nodes", "draft\nms", "verify\nms", "rest\nms", "ms per\nround")
     return Grid("What a round costs", caption, columns, tuple(lines), labels=len(axes) + 2)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -189,7 +189,8 @@ def collect(directories: Sequence[Path], definition: Definition | None = None) -
         empty = _listed([*folders.benches, *folders.evaluations])
         raise UsageError(f"report: there is no answer in {empty}; run the command until at least one prompt is done.")
     sections = [
-        _section(number, _on_shared_prompts(parts), definition) for number, parts in enumerate(groups.values(), start=1)
+        _section(number, _on_shared_prompts(parts), definition)
+        for number, parts in enumerate(_in_order(groups.values()), start=1)
     ]
     fields = differing(*(section.conditions for section in sections))
     offline, said = offline_sections(evaluations, len(sections) + 1)
@@ -199,6 +200,19 @@ def collect(directories: Sequence[Path], definition: Definition | None = None) -
             f"τ by {definition.project} needs decoded results: what was counted on rollouts shows ours alone."
         )
     return Collection(sections, offline, fields, definition, failures(folders), remarks)
+
+
+def _in_order(groups: Iterable[list[_Part]]) -> list[list[_Part]]:
+    """By suite, as the folders name them, then from the low temperature and the small batch to the high and large."""
+    groups = list(groups)
+    suites = list(dict.fromkeys(parts[0].found.conditions["suite"]["name"] for parts in groups))
+
+    def place(parts: list[_Part]) -> tuple[int, float, int]:
+        conditions = parts[0].found.conditions
+        name, temperature = conditions["suite"]["name"], conditions["sampling"]["temperature"]
+        return suites.index(name), temperature, conditions["run"]["batch_size"]
+
+    return sorted(groups, key=place)
 
 
 def _listed(folders: Sequence[Path]) -> str:

@@ -104,8 +104,9 @@ def inlined(picture: Picture, order: Sequence[str]) -> dict[str, str]:
 def titles(collection: Collection) -> dict[int, str]:
     """The heading of every decoded section; where two would be alike, with what tells them apart."""
     alike: dict[str, list[Section]] = {}
+    batched = any(section.conditions["run"]["batch_size"] > 1 for section in collection.sections)
     for section in collection.sections:
-        alike.setdefault(heading(section), []).append(section)
+        alike.setdefault(heading(section, batched), []).append(section)
     found = {}
     for title, sections in alike.items():
         fields = tabulate.telling(differing(*(section.conditions for section in sections)))
@@ -154,11 +155,11 @@ def _saying(table: Table | None, part: str) -> Table | None:
     return attrs.evolve(table, notes=(*table.notes, f"{part}.")) if table is not None and part else table
 
 
-def heading(section: Section) -> str:
-    """The section's conditions in a few words; what else there is stands below it."""
+def heading(section: Section, batched: bool) -> str:
+    """The section's conditions in a few words; what else there is stands below it. batched: name the batch size."""
     conditions = section.conditions
     words = [conditions["suite"]["name"], conditions["target"]["name"], f"T={conditions['sampling']['temperature']:g}"]
-    if conditions["run"]["batch_size"] > 1:
+    if batched:
         words.append(f"batch size {conditions['run']['batch_size']}")
     return " · ".join(words)
 
