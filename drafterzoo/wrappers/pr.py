@@ -186,8 +186,7 @@ class Reconsideration(Wrapper):
         hidden = base.outputs_of(state.base, before.rows[chosen])
         embedded = torch.cat((base.embed(frontier.tokens), self._queries(before, chosen, hidden)), dim=1)
         hidden = torch.cat((base.outputs_of(state.base, frontier.sources), hidden), dim=1)
-        normed = base.draft_rows(state.base, frontier.first_row, embedded, hidden, again.positions, again.visible)
-        logits = base.logits(normed)
+        logits = self.logits_of_rows(state, again, width, embedded, hidden)
         state.previous = self._batch(frontier, logits[:, :width])
         offers = select(logits, again, base.ids)
         return attrs.evolve(
@@ -195,6 +194,14 @@ class Reconsideration(Wrapper):
             scores=offers.scores.masked_fill(~again.valid[..., None], -math.inf),
             keep=None if offers.keep is None else offers.keep.masked_fill(~again.valid[..., None], -math.inf),
         )
+
+    def logits_of_rows(self, state: PrState, rows: Frontier, width: int, embedded: Tensor, hidden: Tensor) -> Tensor:
+        """Logits [n, R, D] of all rows of a step, of which the first `width` grow the tree, in one forward.
+
+        embedded, hidden [n, R, h]: what each row reads.
+        """
+        normed = self.base.draft_rows(state.base, rows.first_row, embedded, hidden, rows.positions, rows.visible)
+        return self.base.logits(normed)
 
     def _hesitant(self, before: Batch, most: int | None = None) -> tuple[Tensor, Tensor]:
         """(columns [n, m] of the batch with the least confidence, which of them are to be reconsidered [n, m]).

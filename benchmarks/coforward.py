@@ -1,0 +1,152 @@
+"""What reconsidering costs: the time of a whole round with `+pr` over the bare drafter's, and done serially instead.
+
+    python benchmarks/coforward.py                          eagle3.1 with random weights on the embedded target
+    python benchmarks/coforward.py -d dir:runs/mine/best    a trained drafter, bare or with `+pr`
+
+Three drafters of the same weights decode the same prompt at the same budget, a round of each in turn, so that all see
+the same state of the machine: the bare one, `+pr` as it is, whose second passes ride in the batch of the next draft
+step, and `+pr` that forwards them in a call of their own after it. A ratio is the median over turns.
+With random weights hardly a draft is accepted; the cost of a round hardly depends on that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from typing import Any
+
+import torch
+from overhead import PROMPT, WARM_UP
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor
+
+import drafterzoo
+from drafterzoo.budget import Budget
+from drafterzoo.composition import innermost
+from drafterzoo.drafters.base import Drafter
+from drafterzoo.drafters.recurrent import RecurrentBody
+from drafterzoo.engine.contract import Frontier
+from drafterzoo.engine.decode import Batch, Round, Settings
+from drafterzoo.engine.sampling import Sampling
+from drafterzoo.registry import DRAFTERS
+from drafterzoo.wrappers.pr import PrState, Reconsideration
+
+
+class Serial(Reconsideration):
+    """Parallel Reconsideration without its parallel: the second passes get a forward of block and head of their own."""
+
+    def logits_of_rows(self, state: PrState, rows: Frontier, width: int, embedded: Tensor, hidden: Tensor) -> Tensor:
+        first = rows.first_row
+        parts = []
+        for start, stop in ((0, width), (width, rows.width)):
+            seen = rows.visible[:, start:stop, : first + stop]
+            of = (embedded[:, start:stop], hidden[:, start:stop], rows.positions[:, start:stop])
+            parts.append(self.base.logits(self.base.draft_rows(state.base, first + start, *of, seen)))
+        return torch.cat(parts, dim=1)
+
+
+def three(address: str | None, target: str | None, options: dict[str, Any]) -> dict[str, Drafter]:
+    """The bare drafter, with `+pr`, and with `+pr` done serially, all of one set of weights."""
+    if address is not None:
+        loaded = drafterzoo.load(address, target)
+        base = innermost(loaded)
+        config = loaded.config if isinstance(loaded, Reconsideration) else None
+    else:
+        bound = drafterzoo.load_target(target) if target else drafterzoo.load_target()
+        torch.manual_seed(0)
+        made = DRAFTERS.get("eagle3.1").create(bound, draft_vocab_size=min(12288, bound.vocab_size)).eval()
+        if bound.packed:
+            made.pack()
+        base, config = made, None
+    if not isinstance(base, RecurrentBody):
+        raise SystemExit(f"coforward: {base.spec} is no recurrent drafter, and pr cannot be around it.")
+    config = Reconsideration.default_config(base.target, **options) if config is None or options else config
+    both = (Reconsideration(base, config), Serial(base, config))
+    return {"bare": base, "co-forwarded": both[0].eval(), "serial": both[1].eval()}
+
+
+def measure(drafters: dict[str, Drafter], budget: Budget, n: int, repeats: int) -> dict[str, Any]:
+    """Medians of a round of each: milliseconds, drafter's forwards, ratio to the bare drafter's with its quartiles."""
+    target = drafters["bare"].target
+    prompt = target.encode_chat([{"role": "user", "content": PROMPT}]) if target.tokenizer else list(range(5, 45))
+    room = min(target.max_positions - len(prompt), (budget.depth + 1) * (repeats + WARM_UP) + 1)
+    settings = Settings(budget, Sampling(), room)
+    batches = {
+        name: Batch(drafter, target, [prompt] * n, settings, list(range(n))) for name, drafter in drafters.items()
+    }
+    rounds: dict[str, list[Round]] = {name: [] for name in batches}
+    for batch in batches.values():
+        batch.prefill()
+    for _ in range(WARM_UP + repeats):
+        for name, batch in batches.items():
+            found = batch.round()[0].round
+            assert found is not None, "prefill alone has none"
+            rounds[name].append(found)
+    bare = rounds["bare"][WARM_UP:]
+    rows = {name: _row(made[WARM_UP:], bare) for name, made in rounds.items()}
+    return {"nodes": budget.nodes, "n": n, "repeats": repeats, "rounds": rows}
+
+
+def _row(made: list[Round], bare: list[Round]) -> dict[str, Any]:
+    ratios = [_seconds(one) / _seconds(other) for one, other in zip(made, bare, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return {
+        "ms": round(1e3 * statistics.median(map(_seconds, made)), 3),
+        "draft_ms": round(1e3 * statistics.median(one.draft_s for one in made), 3),
+        "forwards": statistics.median(one.forwards for one in made),
+        "ratio": round(middle, 4),
+        "quartiles": [round(low, 4), round(high, 4)],
+    }
+
+
+def _seconds(one: Round) -> float:
+    return one.draft_s + one.verify_s + one.rest_s
+
+
+def show(rows: list[dict[str, Any]], title: str) -> None:
+    """A table for a terminal."""
+    table = Table(title=title)
+    for head in ("nodes", "n"):
+        table.add_column(head, justify="right")
+    table.add_column("second passes")
+    for head in ("forwards", "drafter ms", "round ms", "round / bare", "quartiles"):
+        table.add_column(head, justify="right")
+    for row in rows:
+        for name, of in row["rounds"].items():
+            spread = " to ".join(f"{value:.3f}" for value in of["quartiles"])
+            table.add_row(
+                str(row["nodes"]), str(row["n"]), "none" if name == "bare" else name,
+                f"{of['forwards']:g}", f"{of['draft_ms']:.2f}", f"{of['ms']:.2f}", f"{of['ratio']:.3f}", spread,
+            )  # fmt: skip
+    Console().print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The time of a round with reconsideration over that without.")
+    parser.add_argument("-d", "--drafter", help="name, dir:path or hub:address; default: eagle3.1 with random weights")
+    parser.add_argument("-t", "--target", help="name or directory; default: the drafter's own, or the embedded target")
+    parser.add_argument("--nodes", type=int, nargs="+", default=[24, 48])
+    parser.add_argument("--depth", type=int, default=8)
+    parser.add_argument("--grow", type=int, default=6)
+    parser.add_argument("--reconsider", type=int, help="nodes per draft step; default: the checkpoint's, or 3")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1])
+    parser.add_argument("--repeats", type=int, default=40, help="rounds timed of each, at least 5")
+    asked = parser.parse_args()
+    if asked.repeats < 5:
+        parser.error("--repeats must be at least 5")
+    drafters = three(asked.drafter, asked.target, {} if asked.reconsider is None else {"reconsider": asked.reconsider})
+    rows = [
+        measure(drafters, Budget(nodes, asked.depth, asked.grow, 6), n, asked.repeats)
+        for n in asked.batches
+        for nodes in track(asked.nodes, "timing", console=Console(stderr=True))
+    ]
+    bare = drafters["bare"]
+    show(rows, f"{bare.spec} on {bare.target.name}, {bare.target.device}, {torch.get_num_threads()} threads")
+    print(json.dumps({"drafter": bare.spec, "target": bare.target.name, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
