@@ -1,4 +1,4 @@
-"""Names: which drafters, wrappers, formats and suites exist, and how a composition such as `hass+pr(m=3)` is spelt.
+"""Names: which drafters, wrappers, formats and suites exist, and how a composition such as `hass+pr` is spelt.
 
 Knows nothing of what the named things do. Importing this file imports no torch: entries and their base classes are
 `"module:Object"` strings until somebody asks for them. Other packages add theirs through the entry-point groups
@@ -329,7 +329,7 @@ class Spec:
 
 
 def parse_spec(text: str) -> Spec:
-    """Read `"hass+pr(self_query='token', m=3)"`.
+    """Read `"hass+pr(self_query='token', reconsider=3)"`.
 
     Raises UsageError, with the column counted from 1, where the text leaves the grammar.
     """
@@ -340,7 +340,7 @@ def parse_spec(text: str) -> Spec:
         name = NAME.match(text, at)
         if name is None:
             wanted = "a wrapper's name after '+'" if parts else "a drafter's name"
-            _refuse(text, at, f"expected {wanted}, as in 'hass+pr(m=3)'")
+            _refuse(text, at, f"expected {wanted}, as in 'hass+pr(reconsider=3)'")
         at = _skip_blanks(text, name.end())
         options: dict[str, Any] = {}
         if text[at : at + 1] == "(":

@@ -141,3 +141,16 @@ def test_who_asks_for_weights_that_are_not_there_is_told_the_recipe(spec: str, r
 def test_where_no_recipe_is_none_is_named(target: Target) -> None:
     with pytest.raises(UsageError, match=r"no checkpoint of 'hass' for tiny-llama .* `drafterzoo train`, or load"):
         load("hass", target=target)
+
+
+@pytest.mark.parametrize(
+    ("written", "spec"),
+    [("eagle3.1 + pr", "eagle3.1+pr"), (" hass+pr( beta = 0.0 , alpha=1.0 )", "hass+pr(beta=0.0, alpha=1.0)")],
+)
+def test_a_run_is_the_same_however_its_spec_was_spaced(written: str, spec: str) -> None:
+    assert build_recipe({"spec": written, "data": {"rollouts": "unused"}}, "recipe").spec == spec
+
+
+def test_a_recipe_with_a_broken_spec_is_named() -> None:
+    with pytest.raises(UsageError, match=r"^mine.toml: spec 'hass\+', column 6: expected a wrapper's name after"):
+        build_recipe({"spec": "hass+", "data": {"rollouts": "unused"}}, "mine.toml")

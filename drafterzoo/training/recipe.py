@@ -16,6 +16,7 @@ from drafterzoo import checkpoint
 from drafterzoo.budget import Budget
 from drafterzoo.errors import UsageError, suggest
 from drafterzoo.parsing import parse_toml
+from drafterzoo.registry import parse_spec
 from drafterzoo.threads import MOST_THREADS
 from drafterzoo.training.kinds import check_kinds, check_required
 from drafterzoo.training.prompts import evaluation_suite
@@ -45,6 +46,11 @@ def _epochs(instance: object, attribute: attrs.Attribute, value: float) -> None:
 
 def _budget(instance: object, attribute: attrs.Attribute, value: str) -> None:
     Budget.parse(value)
+
+
+def _canonical(spec: str) -> str:
+    """The one text of a composition: a run is the same however its spec was spaced."""
+    return str(parse_spec(spec))
 
 
 def _prompts(instance: object, attribute: attrs.Attribute, value: str) -> None:
@@ -201,7 +207,7 @@ class EvaluateSection:
 class Recipe:
     """One training run. `drafter` holds the options of the base drafter, `objective` its name and options."""
 
-    spec: str
+    spec: str = attrs.field(converter=_canonical)
     data: DataSection
     generate: GenerateSection | None = None
     target: TargetSection = TargetSection()
