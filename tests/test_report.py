@@ -116,8 +116,10 @@ def test_answers_that_not_every_row_has_are_left_out_and_said(tmp_path):
     collection = collect([handmade.write(tmp_path / "run", handmade.records()[:-1])])
     assert {(r.prompt, r.turn) for r in collection.runs[0].records} == {("p1", 0), ("p1", 1)}
     assert collection.remarks == [
-        "run: 1 answer is left out, since not every row has them.", "run is unfinished: 1 of 2 prompts is shown.",
-    ]  # fmt: skip
+        "run: 1 answer is left out, since not every row has them.",
+        "run is unfinished: 1 of 2 prompts is shown.",
+        "run: intervals: of 1 prompt they say little; ask at least 5 prompts.",
+    ]
 
 
 def test_runs_of_one_section_are_shown_on_the_prompts_that_all_of_them_have(tmp_path):
@@ -132,6 +134,7 @@ def test_runs_of_one_section_are_shown_on_the_prompts_that_all_of_them_have(tmp_
     assert collection.remarks == [
         "a: 2 answers are left out, since not every run beside it has them.",
         "b is unfinished: 1 of 2 prompts is shown.",
+        "a, b: intervals: of 1 prompt they say little; ask at least 5 prompts.",
     ]
     handmade.write(tmp_path / "c", [r for r in handmade.records() if r.prompt == "p1"])
     with pytest.raises(DataError, match="have no prompt in common; report on them one by one"):
@@ -180,7 +183,10 @@ def test_a_row_that_failed_early_does_not_take_the_others_with_it(tmp_path):
     some = [one for one in handmade.records() if one.drafter != "poor" or (one.prompt, one.turn) == ("p1", 1)]
     collection = collect([handmade.write(tmp_path / "run", some)])
     assert [row.name for row in collection.sections[0].rows] == ["none", "good"]
-    assert collection.remarks == ["run: poor@chain:3 answered 1 of 3 questions and is left out."]
+    assert collection.remarks == [
+        "run: poor@chain:3 answered 1 of 3 questions and is left out.",
+        "run: intervals: of 2 prompts they say little; ask at least 5 prompts.",
+    ]
 
 
 def test_a_half_written_last_line_is_left_out_and_said(tmp_path):
@@ -586,7 +592,7 @@ def test_an_evaluation_without_its_lines_lacks_them_by_name(tmp_path, capsys):
     status, said = refused(capsys, folder)
     assert status == 2 and "has conditions.json but no rollouts.jsonl" in said and "rounds.jsonl" not in said
     handmade.write(tmp_path / "other")
-    assert collect([tmp_path]).remarks == [f"{folder} is left out: it has no rollouts.jsonl."]
+    assert collect([tmp_path]).remarks[0] == f"{folder} is left out: it has no rollouts.jsonl."
 
 
 def failing_grid(folder, reason="prompt 'p1': RuntimeError: boom <b>"):
@@ -702,7 +708,7 @@ def test_directories_of_another_kind(tmp_path, capsys):
     status, said = refused(capsys, tmp_path / "ours", tmp_path / "theirs", "--out", tmp_path / "out")
     assert status == 2 and "theirs has conditions.json but no rounds.jsonl" in said
     assert not (tmp_path / "out").exists()
-    assert collect([tmp_path]).remarks == [f"{tmp_path / 'theirs'} is left out: it has no rounds.jsonl."]
+    assert collect([tmp_path]).remarks[0] == f"{tmp_path / 'theirs'} is left out: it has no rounds.jsonl."
 
 
 def test_results_of_a_newer_version_or_broken_ones(tmp_path, capsys):

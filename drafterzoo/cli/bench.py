@@ -12,10 +12,6 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from drafterzoo.cli.console import Json, compared, show_found, use_threads
-from drafterzoo.wording import quantity
-
-DOUBTFUL = 1.02  # times τ: a speed-up that batch size 1 cannot reach, but for noise
-FEW_PROMPTS = 5  # resampling fewer whole prompts gives the ends of their own range
 
 
 def bench(
@@ -135,6 +131,7 @@ def bench(
 
 def remarks(summary: Mapping[str, Any]) -> list[str]:
     """What a table cannot say: whether texts were equal, what differed, how much memory it took."""
+    from drafterzoo.evaluation.cautions import cautions
     from drafterzoo.evaluation.tables import short_cell
 
     lossless, peak = summary["lossless"], summary["memory"]["peak_resident_bytes"] / 1e6
@@ -151,33 +148,6 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
         )
     if lossless["different"] > 10:
         lines.append(f"  and {lossless['different'] - 10} more, in summary.json")
-    lines += [*_doubtful(summary), *_few(summary)]
+    lines += cautions(summary)
     lines.append(f"memory: {peak:,.0f} MB resident at most; {summary['wall_seconds']:,.0f} s in all")
     return lines
-
-
-def _doubtful(summary: Mapping[str, Any]) -> list[str]:
-    """A remark on every row faster than its τ allows, one prompt at a time."""
-    from drafterzoo.evaluation.tables import short_cell
-
-    if summary["conditions"]["run"]["batch_size"] > 1:
-        return []
-    return [
-        f"doubtful: {short_cell(row['cell'])} is {row['speedup']['value']:.2f}x as fast at τ {row['tau']:.2f}, and no "
-        f"call costs less than plain decoding's: something slowed plain decoding; measure again with nothing beside it"
-        for row in summary["rows"]
-        if row["speedup"]["value"] is not None and row["speedup"]["value"] > DOUBTFUL * row["tau"]
-    ]
-
-
-def _few(summary: Mapping[str, Any]) -> list[str]:
-    """A remark on intervals that stand on little: on few prompts, or batches of them, which are resampled whole."""
-    resampled = max(row["speedup"]["clusters"] for row in summary["rows"])
-    size = summary["conditions"]["run"]["batch_size"]
-    if resampled >= FEW_PROMPTS:
-        return []
-    if size == 1:
-        of = quantity(resampled, "prompt")
-        return [f"intervals: of {of} they say little; ask at least {FEW_PROMPTS} prompts"]
-    of = quantity(resampled, "batch", "batches")
-    return [f"intervals: of {of} they say little; ask at least {FEW_PROMPTS * size} prompts, or in smaller batches"]

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from drafterzoo.cli.bench import FEW_PROMPTS
 from drafterzoo.cli.console import Json, show_found, use_threads
 from drafterzoo.wording import quantity
 
@@ -111,6 +110,7 @@ def evaluate(
 
 def remarks(summary: Mapping[str, Any]) -> list[str]:
     """What a table cannot say: what was seen in training, what the rollouts do not show, what does not fit."""
+    from drafterzoo.evaluation.cautions import FEW_PROMPTS
     from drafterzoo.evaluation.offline.summary import doubts
 
     lines = doubts(summary)

@@ -20,6 +20,7 @@ from drafterzoo.budget import Budget
 from drafterzoo.engine.sampling import Sampling
 from drafterzoo.errors import DataError, UsageError
 from drafterzoo.evaluation import metrics, statistics
+from drafterzoo.evaluation.cautions import cautions
 from drafterzoo.evaluation.conditions import check_comparable, conditions_key, differing
 from drafterzoo.evaluation.report.definitions import Definition
 from drafterzoo.evaluation.report.folders import Failure, failures, find
@@ -195,6 +196,7 @@ def collect(directories: Sequence[Path], definition: Definition | None = None) -
     fields = differing(*(section.conditions for section in sections))
     offline, said = offline_sections(evaluations, len(sections) + 1)
     remarks += [remark for section in sections for run in section.runs for remark in run.remarks] + said
+    remarks += _cautions([run for section in sections for run in section.runs])
     if definition is not None and offline:
         remarks.append(
             f"τ by {definition.project} needs decoded results: what was counted on rollouts shows ours alone."
@@ -215,7 +217,16 @@ def _in_order(groups: Iterable[list[_Part]]) -> list[list[_Part]]:
     return sorted(groups, key=place)
 
 
-def _listed(folders: Sequence[Path]) -> str:
+def _cautions(runs: Sequence[Run]) -> list[str]:
+    """What the runs' numbers cannot bear, each caution once, with the runs that call for it."""
+    named: dict[str, list[str]] = {}
+    for run in runs:
+        for caution in cautions(run.summary):
+            named.setdefault(caution, []).append(run.name)
+    return [f"{_listed(names)}: {caution}." for caution, names in named.items()]
+
+
+def _listed(folders: Sequence[Path | str]) -> str:
     return ", ".join(map(str, folders[:3])) + (f" and {len(folders) - 3} more" if len(folders) > 3 else "")
 
 
