@@ -125,7 +125,7 @@ def test_every_table_is_a_results_directory_and_the_summary_spans_them(whole):
 
 def test_the_tables_can_be_drawn(whole):
     text = whole.markdown()
-    assert "| T | n | drafter | budget | τ with bonus | speed-up [95 %] | tok/s | its best budget |" in text
+    assert "| T | batch | drafter | budget | τ with bonus | speed-up [95 %] | tok/s | its best budget |" in text
     assert "| 1 | 4 | lookup | chain:2 |" in text and "What a round costs" in text and "seed=0" in text
     assert "forwards of the drafter's block" in text and "Over all suites" not in text  # there is one suite
     marked = [line for line in text.splitlines() if line.endswith("| best |")]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from drafterzoo import __version__
 from drafterzoo.cli.console import Json, out, print_json
 from drafterzoo.errors import DrafterzooError
+from drafterzoo.wording import quantity
 from drafterzoo.registry import DRAFTERS, FORMATS, SUITES, WRAPPERS
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def _packed_linears() -> str:
     if not packed.packing_works():
         return "not available here; plain ones are used"
     rows = packed.quickest_dense_rows()
-    return f"available; plain ones for up to {rows} rows, which are quicker here" if rows else "available"
+    return f"available; plain ones, quicker here, up to {quantity(rows, 'row')}" if rows else "available"
 
 
 def checkpoints() -> dict[str, str]:

@@ -21,7 +21,7 @@ from drafterzoo.evaluation.tables import NOTHING, Grid, drawn, interval, number,
 from drafterzoo.wording import quantity
 
 AXES = ("suite", "temperature", "batch_size", "seed")
-SHORT = {"suite": "suite", "temperature": "T", "batch_size": "n", "seed": "seed"}
+SHORT = {"suite": "suite", "temperature": "T", "batch_size": "batch", "seed": "seed"}
 _KEPT = (
     "drafter", "budget", "answers", "tau", "tau_macro", "accepted_per_round", "speedup", "tokens_per_second",
     "forwards_per_round", "rows_per_round", "nodes_per_round", "milliseconds_per_round", "texts", "equal_texts", "ties",

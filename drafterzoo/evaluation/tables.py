@@ -173,7 +173,7 @@ def conditions_line(conditions: Mapping[str, Any], held: Sequence[int] = ()) -> 
         f"{suite['name']}: {portion(held or [suite['prompts']], suite['prompts'], 'prompt')}{turns}, "
         f"{quantity(run['max_new_tokens'], 'new token')}; {target['name']} "
         f"{target['dtype']}{' packed' if target['packed'] else ''}; {choice}, {sampling['verification']}; "
-        f"n={run['batch_size']}, {quantity(run['repeats'], 'timed run')}; {place}"
+        f"batch of {run['batch_size']}, {quantity(run['repeats'], 'timed run')}; {place}"
     )
 
 
