@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from drafterzoo import __version__
 from drafterzoo.cli.console import Json, out, print_json
 from drafterzoo.errors import DrafterzooError
-from drafterzoo.wording import quantity
 from drafterzoo.registry import DRAFTERS, FORMATS, SUITES, WRAPPERS
+from drafterzoo.wording import quantity
 
 if TYPE_CHECKING:
     from rich.text import Text
