@@ -119,6 +119,14 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 _REQUIRED: dict[str, type] = {"spec": str, "target": dict, "drafter": dict, "dtype": str}
+_TARGET: dict[str, tuple[type, ...]] = {
+    "revision": (str, type(None)),
+    "architecture": (str,),
+    "hidden_size": (int,),
+    "num_layers": (int,),
+    "vocab_size": (int,),
+    "tokenizer": (str, type(None)),
+}
 _OPTIONAL: dict[str, type] = {"wrappers": list, "budget": dict, "training": dict}
 
 
@@ -142,6 +150,13 @@ def _check_sections(config: Mapping[str, Any], path: Path) -> None:
         if not isinstance(config[section].get("name"), str):
             raise CheckpointError(
                 f"{path}: {section!r} has no name, expected a text; save the checkpoint again with drafterzoo."
+            )
+    for key, kinds in _TARGET.items():  # each is compared when a checkpoint is bound: a lost one would not be
+        if key not in config["target"] or type(config["target"][key]) not in kinds:
+            found = repr(config["target"][key]) if key in config["target"] else "missing"
+            raise CheckpointError(
+                f"{path}: 'target' key {key!r} is {found}, expected {wanted(kinds[0])}; restore the file, or download "
+                f"or save the checkpoint again."
             )
 
 
@@ -201,6 +216,9 @@ def fill(module: nn.Module, saved: Native, *, but_for: str | None = None, under:
     module.load_state_dict({**whole, **{k: v.to(own[k].dtype) for k, v in saved.tensors.items()}})
 
 
+LATER = {"later": True}  # metadata of an option that checkpoints were saved without before there was one
+
+
 _converter = cattrs.Converter(forbid_extra_keys=True, detailed_validation=False)
 
 
@@ -234,6 +252,19 @@ def structure(cls: type, values: Mapping[str, Any], where: str, error: type[Draf
         return _converter.structure(dict(values), cls)
     except UsageError as problem:  # values that contradict each other: say in which file
         raise error(f"{where}: {problem}") from problem
+
+
+def check_whole(cls: type, values: Mapping[str, Any], where: str) -> None:
+    """Raise CheckpointError for an option that a saved section lacks: its default may not be what it was saved with.
+
+    Checkpoints older than an option have it not; that option is declared with `metadata=LATER`.
+    """
+    for name, field in _fields(cls).items():
+        if name not in values and not field.metadata.get("later"):
+            raise CheckpointError(
+                f"{where}: key {name!r} is missing, and every option is saved; restore the file, or download or save "
+                f"the checkpoint again."
+            )
 
 
 def check_values(cls: type, values: Mapping[str, Any], where: str, error: type[DrafterzooError]) -> None:

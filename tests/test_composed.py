@@ -125,8 +125,8 @@ def test_training_on_from_a_composition_does_what_the_recipe_says(
 
 def test_a_dry_run_makes_no_weights_whatever_the_sizes(tmp_path: Path) -> None:
     made = values(tmp_path, drafter={})
-    made["target"]["sizes"]["vocab_size"] = 99_999_999_999
-    assert plan(build_recipe(made, "recipe"))["target"]["vocab_size"] == 99_999_999_999
+    made["target"]["sizes"]["vocab_size"] = 16_000_000
+    assert plan(build_recipe(made, "recipe"))["target"]["vocab_size"] == 16_000_000
 
 
 @pytest.mark.parametrize(
@@ -154,3 +154,38 @@ def test_a_run_is_the_same_however_its_spec_was_spaced(written: str, spec: str) 
 def test_a_recipe_with_a_broken_spec_is_named() -> None:
     with pytest.raises(UsageError, match=r"^mine.toml: spec 'hass\+', column 6: expected a wrapper's name after"):
         build_recipe({"spec": "hass+", "data": {"rollouts": "unused"}}, "mine.toml")
+
+
+@pytest.mark.parametrize("key", ["architecture", "hidden_size", "num_layers", "vocab_size", "tokenizer", "revision"])
+@pytest.mark.parametrize("value", [None, [1]])
+def test_what_a_checkpoint_was_made_for_is_said_in_full(
+    folder: Path, target: Target, key: str, value: list[int] | None
+) -> None:
+    """A lost key would not be compared with the target that is there."""
+    change(folder, lambda c: c["target"].pop(key) if value is None else c["target"].update({key: value}))
+    found = "missing" if value is None else r"\[1\]"
+    with pytest.raises(CheckpointError, match=f"config.json: 'target' key '{key}' is {found}, expected a"):
+        load(f"dir:{folder}", target)
+
+
+@pytest.mark.parametrize("eps", [1e12, -1.0, float("nan")])
+def test_an_eps_that_drowns_everything_is_refused(folder: Path, target: Target, eps: float) -> None:
+    change(folder, lambda c: c["drafter"].update(rms_norm_eps=eps))
+    with pytest.raises(CheckpointError, match=r"rms_norm_eps=.*, expected an eps from 0 to 1"):
+        load(f"dir:{folder}", target)
+
+
+def test_a_vocabulary_beyond_all_bounds_is_refused_before_anything_is_made_of_its_size(
+    folder: Path, target: Target
+) -> None:
+    change(folder, lambda c: c["drafter"].update(vocab_size=10**12))
+    with pytest.raises(CheckpointError, match="vocab_size=1000000000000, expected at most 16777216"):
+        load(f"dir:{folder}", target)
+
+
+def test_an_option_of_a_wrapper_that_is_gone_is_not_guessed(folder: Path, target: Target) -> None:
+    change(folder, lambda c: c["wrappers"][0].pop("reconsider"))
+    with pytest.raises(
+        CheckpointError, match="config.json, pr: key 'reconsider' is missing, and every option is saved"
+    ):
+        load(f"dir:{folder}", target)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from drafterzoo import checkpoint
+from drafterzoo import checkpoint, load
 from drafterzoo.errors import CheckpointError, UsageError
 from drafterzoo.target import Target
 from drafterzoo.training import run
@@ -197,7 +197,15 @@ def edit(file: Path, **changes: Any) -> None:
     file.write_text(json.dumps(config))
 
 
-@pytest.mark.parametrize("key", ["packed_dtype", "coupling", "num_layers", "rope_theta"])
+@pytest.mark.parametrize("key", ["num_layers", "rope_theta", "norm_output", "fc_norm", "head"])
+def test_an_option_that_was_saved_and_is_gone_is_not_guessed(folder: Path, target: Target, key: str) -> None:
+    path = folder / "first" / "last"
+    edit(path / "config.json", **{key: None})
+    with pytest.raises(CheckpointError, match=rf"config.json: key '{key}' is missing, and every option is saved"):
+        load(f"dir:{path}", target)
+
+
+@pytest.mark.parametrize("key", ["packed_dtype", "coupling"])
 def test_what_an_older_checkpoint_does_not_say_is_at_its_default(folder: Path, target: Target, key: str) -> None:
     """Even where the recipe names it."""
     default = getattr(checkpoint.structure(run.DRAFTERS.get("eagle3.1").Config, plain_config(folder), "x"), key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import random
+import re
 import shutil
 import signal
 import sys
@@ -381,3 +382,28 @@ def test_ray_that_is_not_there_is_said(recipe, tmp_path, monkeypatch):
     with pytest.raises(NotInstalledError, match=r"pip install 'drafterzoo\[ray\]'"):
         grid(recipe, out=tmp_path / "out", ray="auto")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "how", "words"),
+    [
+        ("grid.json", lambda v: v.pop("recipe"), "grid.json: recipe is missing; restore the file"),
+        ("grid.json", lambda v: v.update(recipe="mine"), "grid.json: recipe is 'mine', expected"),
+        ("grid.json", lambda v: v.pop("sessions"), "grid.json: sessions is missing"),
+        ("*/conditions.json", lambda v: v.pop("drafters"), "conditions.json: drafters is missing"),
+        ("*/conditions.json", lambda v: v.update(code=3), "conditions.json: code is 3, expected"),
+        ("*/summary.json", lambda v: v.pop("rows"), "summary.json: rows is missing; delete it, and the same command"),
+        ("*/summary.json", lambda v: v.update(rows="none"), "summary.json: rows is 'none', expected"),
+        ("*/summary.json", lambda v: v["rows"][0].pop("tau"), "summary.json: a row has no tau; delete it"),
+    ],
+)
+def test_a_damaged_file_of_a_grid_is_named(single, tmp_path, file, how, words):
+    folder = grid(single, out=tmp_path / "out").directory
+    (path,) = folder.glob(file)
+    value = json.loads(path.read_text())
+    how(value)
+    path.write_text(json.dumps(value))
+    before = counters(folder)
+    with pytest.raises(DataError, match=re.escape(words)):
+        grid(single, out=folder)
+    assert counters(folder) == before

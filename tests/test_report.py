@@ -711,6 +711,58 @@ def test_directories_of_another_kind(tmp_path, capsys):
     assert collect([tmp_path]).remarks[0] == f"{tmp_path / 'theirs'} is left out: it has no rounds.jsonl."
 
 
+BROKEN = [
+    ("suite.prompts", "two"), ("suite.name", None), ("sampling.temperature", "warm"), ("sampling.temperature", -1.0),
+    ("sampling.top_p", None), ("sampling.verification", "luck"), ("run.batch_size", "x"), ("run.batch_size", 2.5),
+    ("target.name", 3), ("machine", "a laptop"), ("code", "mine"), ("drafters", None), ("drafters.good", "good"),
+    ("budgets", None), ("budgets", ["chain:none"]), ("budgets", [3]), ("prompting.thinking", "deeply"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("absent", [False, True])
+@pytest.mark.parametrize(("key", "value"), BROKEN)
+def test_damaged_conditions_are_named_by_file_and_key(tmp_path, capsys, key, value, absent):
+    path = handmade.write(tmp_path / "run") / "conditions.json"
+    whole = json.loads(path.read_text())
+    *sections, last = key.split(".")
+    section = whole
+    for name in sections:
+        section = section[name]
+    if absent:
+        del section[last]
+    else:
+        section[last] = value
+    path.write_text(json.dumps(whole))
+    if absent and key == "drafters.good":
+        pytest.skip("a drafter that is not there is told by its rows")
+    status, said = refused(capsys, tmp_path / "run")
+    assert status == 1 and said.endswith("restore the file, or run the command again in another folder.")
+    assert "conditions.json: " in said and (last in said or key == "budgets")
+    assert not (tmp_path / "figures").exists()
+
+
+def test_answers_that_ended_before_any_round_make_a_page_without_curves(tmp_path):
+    budgets = ("chain:2", "chain:4")
+    rounds = (
+        "committed",
+        "emitted",
+        "accepted",
+        "nodes",
+        "forwards",
+        "rows",
+        "draft_s",
+        "verify_s",
+        "rest_s",
+        "walked",
+    )
+    none = {**dict.fromkeys(rounds, ()), "tokens": (7,), "decode_s": 0.0}
+    some = [attrs.evolve(one, **none) for one in handmade.records(budgets=budgets)]
+    handmade.write(tmp_path / "run", some, handmade.conditions(budgets=budgets))
+    written = drafterzoo.report(tmp_path / "run", out=tmp_path / "page")
+    assert written.page.is_file() and not [path for path in written.figures if "budget" in path.name]
+    assert {row["tokens_per_second"] for row in collect([tmp_path / "run"]).runs[0].summary["rows"]} == {None}
+
+
 def test_results_of_a_newer_version_or_broken_ones(tmp_path, capsys):
     path = handmade.write(tmp_path / "run") / "conditions.json"
     whole = json.loads(path.read_text())
@@ -718,7 +770,7 @@ def test_results_of_a_newer_version_or_broken_ones(tmp_path, capsys):
     status, said = refused(capsys, tmp_path / "run")
     assert status == 1 and "format_version is 2, expected 1" in said
     path.write_text(json.dumps({name: value for name, value in whole.items() if name != "suite"}))
-    assert "conditions.json: suite missing" in refused(capsys, tmp_path / "run")[1]
+    assert "conditions.json: suite is missing" in refused(capsys, tmp_path / "run")[1]
     path.write_text(json.dumps({**whole, "drafters": {}}))
     assert (
         "has rows of 'good@chain:3', which conditions.json beside it does not name"

@@ -66,13 +66,51 @@ def test_a_half_written_last_line_is_named_and_left_out(tmp_path):
         ("[1]", "1: expected an object with cell, prompt and rounds, found list"),
         ('{"cell": "x"}', "1: drafter, budget, prompt, .* missing"),
         (json.dumps({**attrs.asdict(RECORDS[0]), "nodes": [1]}), "1: nodes has 1 entry, committed has 3"),
-        (json.dumps({**attrs.asdict(RECORDS[0]), "nodes": "many"}), "1: invalid literal"),
+        (
+            json.dumps({**attrs.asdict(RECORDS[0]), "nodes": "many"}),
+            "1: nodes is 'many', expected a list of whole numbers",
+        ),
     ],
 )
 def test_a_broken_line_in_the_middle_is_an_error_with_file_and_line(tmp_path, line, said):
     path = write(tmp_path / "run") / "rounds.jsonl"
     path.write_text(line + "\n" + path.read_text())
     with pytest.raises(DataError, match=rf"rounds\.jsonl:{said}"):
+        read(tmp_path / "run")
+
+
+TEXTS = ("cell", "drafter", "budget", "prompt", "category")
+COUNTS = ("turn", "repeat", "group", "prompt_tokens", "prefill_s", "decode_s")
+LISTS = [f.name for f in attrs.fields(results.Record) if f.name not in (*TEXTS, *COUNTS)]
+WRONG = [
+    *((field, value) for field in TEXTS for value in (None, 3, [], {}, True)),
+    *((field, value) for field in COUNTS for value in (None, "x", [], {}, True)),
+    *((field, value) for field in LISTS for value in ("x", 3, {}, True, [True], [None], ["1"], [-1])),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG)
+def test_a_value_of_another_kind_is_named_with_its_field_and_line(tmp_path, field, value):
+    path = write(tmp_path / "run") / "rounds.jsonl"
+    path.write_text(json.dumps({**attrs.asdict(RECORDS[1]), field: value}) + "\n")
+    with pytest.raises(DataError, match=rf"rounds\.jsonl:1: {field} is .*, expected .*; delete the line"):
+        read(tmp_path / "run")
+
+
+@pytest.mark.parametrize("seconds", ["NaN", "Infinity", "-0.5", "[NaN]"])
+def test_times_that_cannot_be_are_refused(tmp_path, seconds):
+    path = write(tmp_path / "run") / "rounds.jsonl"
+    field = "rest_s" if "[" in seconds else "decode_s"
+    row = json.dumps({**attrs.asdict(RECORDS[1]), field: "here"}).replace('"here"', seconds)
+    path.write_text(row + "\n")
+    with pytest.raises(DataError, match=rf"rounds\.jsonl:1: {field} is "):
+        read(tmp_path / "run")
+
+
+def test_an_answer_that_stands_there_twice_is_not_counted_twice(tmp_path):
+    path = write(tmp_path / "run") / "rounds.jsonl"
+    path.write_text(path.read_text() * 2)
+    with pytest.raises(DataError, match=r"rounds\.jsonl:3: .* has answered turn 1 of prompt 'a', repeat 1, before"):
         read(tmp_path / "run")
 
 

@@ -243,7 +243,9 @@ class Drafter(nn.Module):
     def from_checkpoint(cls, saved: checkpoint.Native, target: Target) -> Self:
         """Build the drafter of a checkpoint that has been read. Raises CheckpointError naming file, key and remedy."""
         section = {k: v for k, v in saved.config["drafter"].items() if k != "name"}
-        drafter = cls(_structured(cls.Config, section, saved.config_file, CheckpointError), target)
+        config = _structured(cls.Config, section, saved.config_file, CheckpointError)
+        checkpoint.check_whole(cls.Config, section, saved.config_file)
+        drafter = cls(config, target)
         drafter.check_target(target)
         drafter.storage_dtype = saved.dtype
         checkpoint.fill(drafter, saved)

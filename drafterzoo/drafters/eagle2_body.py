@@ -14,6 +14,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from drafterzoo.checkpoint import LATER
 from drafterzoo.drafters.base import with_options
 from drafterzoo.drafters.blocks import Attention, Layer, PlainLayer, check_sizes, widths_of
 from drafterzoo.drafters.recurrent import RecurrentBody, check_vocabulary
@@ -45,8 +46,8 @@ class Eagle2Config:
     fc_bias: bool = True
     qkv_bias: bool = False
     embedding: Literal["own", "borrowed"] = "borrowed"
-    coupling: tuple[float, float] = (1.0, 1.0)
-    packed_dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
+    coupling: tuple[float, float] = attrs.field(default=(1.0, 1.0), metadata=LATER)
+    packed_dtype: Literal["auto", "float32", "bfloat16", "int8"] = attrs.field(default="auto", metadata=LATER)
 
     # Two drafters share this config: whoever builds one says for which, and the messages here name none.
 

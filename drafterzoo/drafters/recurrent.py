@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from drafterzoo.target.target import Target
 
 
+MOST_TOKENS = 1 << 24  # of a vocabulary: beyond, a damaged config
+
+
 class RecurrentConfig(Sizes, Protocol):
     """What a recurrent drafter's config says, however its own fields are called.
 
@@ -61,11 +64,13 @@ class RecurrentConfig(Sizes, Protocol):
 
 def check_vocabulary(config: RecurrentConfig) -> None:
     """Raise UsageError for a draft vocabulary, an eps or coupling weights that no drafter can have."""
-    if not (config.rms_norm_eps >= 0 and all(0 < weight < math.inf for weight in config.coupling)):
+    if not (0 <= config.rms_norm_eps <= 1 and all(0 < weight < math.inf for weight in config.coupling)):
         raise UsageError(
-            f"rms_norm_eps={config.rms_norm_eps} and coupling={list(config.coupling)}, expected an eps that is not "
-            f"negative and two weights above zero."
+            f"rms_norm_eps={config.rms_norm_eps} and coupling={list(config.coupling)}, expected an eps from 0 to 1 "
+            f"and two weights above zero."
         )
+    if config.vocab_size > MOST_TOKENS:  # maps of the vocabulary are made before the target's own size is compared
+        raise UsageError(f"vocab_size={config.vocab_size}, expected at most {MOST_TOKENS}.")
     if not 0 < config.draft_vocab_size <= config.vocab_size:
         raise UsageError(
             f"draft_vocab_size={config.draft_vocab_size} must lie between 1 and the target's {config.vocab_size}."

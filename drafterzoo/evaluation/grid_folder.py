@@ -28,6 +28,8 @@ from drafterzoo.evaluation.conditions import unlike
 from drafterzoo.evaluation.grid_plan import Plan
 from drafterzoo.evaluation.results import FORMAT_VERSION, ROUNDS, Record, cut_back, read_object, write_json
 from drafterzoo.evaluation.runner import Run
+from drafterzoo.evaluation.shapes import Failures, GridFile, check_conditions
+from drafterzoo.kinds import check_shape
 from drafterzoo.wording import quantity
 
 GRID, FAILURES, LOCK = "grid.json", "failures.json", ".lock"
@@ -86,7 +88,7 @@ def check_place(directory: Path, plan: Plan) -> None:
                 f"{directory} is not empty and holds no grid ({GRID} is missing); name another folder with --out."
             )
         return
-    old = read_object(directory / GRID)
+    old = _read(directory / GRID, GridFile)
     if not has_records(directory):
         return
     changed = unlike(old["recipe"], plan.recipe.what_matters())
@@ -107,7 +109,7 @@ def has_records(directory: Path) -> bool:
 def begin(directory: Path, plan: Plan, commit: str | None) -> None:
     """Write down the plan, and that a session begins; what failed in the last one is forgotten."""
     path = directory / GRID
-    sessions = read_object(path)["sessions"] if path.is_file() and has_records(directory) else []
+    sessions = _read(path, GridFile)["sessions"] if path.is_file() and has_records(directory) else []
     sessions.append({"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit})
     tables = [
         {"table": table.name, **table.facts, "cells": [cell.name for cell in table.cells]} for table in plan.tables
@@ -133,7 +135,14 @@ def note_failures(directory: Path, failures: Sequence[Mapping[str, Any]]) -> Non
 def failures_of(directory: Path) -> list[dict[str, Any]]:
     """What failed in the last session."""
     path = directory / FAILURES
-    return list(read_object(path)["failures"]) if path.is_file() else []
+    return list(_read(path, Failures)["failures"]) if path.is_file() else []
+
+
+def _read(path: Path, shape: type) -> dict[str, Any]:
+    """One of the folder's own files. Raises DataError, naming file and key, where it is not what was written."""
+    value = read_object(path)
+    check_shape(shape, value, str(path), results.AGAIN)
+    return value
 
 
 def agreed(directory: Path, conditions: Mapping[str, Any], order: Sequence[str]) -> dict[str, Any]:
@@ -146,6 +155,7 @@ def agreed(directory: Path, conditions: Mapping[str, Any], order: Sequence[str])
     if not (directory / ROUNDS).is_file() or not (directory / ROUNDS).stat().st_size:
         return dict(conditions)
     old = read_object(path)
+    check_conditions(old, path)
     both = [name for name in old["drafters"] if name in conditions["drafters"]]
     one, other = (_fixed(c, both) for c in (old, conditions))
     changed = unlike(one, other)

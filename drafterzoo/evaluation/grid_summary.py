@@ -14,10 +14,13 @@ from typing import Any
 
 from rich.console import Group
 
+from drafterzoo.errors import DataError
 from drafterzoo.evaluation import results
 from drafterzoo.evaluation.grid_plan import Plan, Table
+from drafterzoo.evaluation.shapes import Summary
 from drafterzoo.evaluation.summary import DEFINITION, PLAIN, summarise
 from drafterzoo.evaluation.tables import NOTHING, Grid, drawn, interval, number, short_budget
+from drafterzoo.kinds import check_shape
 from drafterzoo.wording import quantity
 
 AXES = ("suite", "temperature", "batch_size", "seed")
@@ -51,7 +54,17 @@ def _of_folder(directory: Path) -> dict[str, Any] | None:
     found = results.read(directory)
     if not found.records:
         return None
+    if found.summary is not None:
+        _check_stored(found.summary, directory / results.SUMMARY)
     return found.summary or {**summarise(found.records, found.conditions), "complete": False}
+
+
+def _check_stored(summary: Mapping[str, Any], path: Path) -> None:
+    remedy = "delete it, and the same command computes it anew"
+    check_shape(Summary, summary, str(path), remedy)
+    for row in summary["rows"]:
+        if lacking := [key for key in _KEPT if key not in row]:
+            raise DataError(f"{path}: a row has no {lacking[0]}; {remedy}.")
 
 
 def _table(table: Table, summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -101,7 +101,8 @@ def tokens_per_second(records: Sequence[Record]) -> float | None:
 
     Each answer counts once, however often it was timed.
     """
-    return ratio(sum(r.decoded for r in first(records)), decode_seconds(records))
+    decoded = sum(r.decoded for r in first(records))
+    return ratio(decoded, decode_seconds(records)) if decoded else None  # answers that prefill ended had no rounds
 
 
 def tokens_per_second_with_prefill(records: Sequence[Record]) -> float | None:

@@ -27,6 +27,7 @@ import attrs
 
 from drafterzoo.disk import unwritable, writing
 from drafterzoo.errors import DataError, UsageError
+from drafterzoo.kinds import check_fields
 from drafterzoo.parsing import kind, parse_json, reason
 from drafterzoo.wording import quantity, verb
 
@@ -36,16 +37,20 @@ AGAIN = "restore the file, or run the command again in another folder"
 BEGINNING = b'{"cell"'  # of every line of results
 
 
-def _whole(values: Any) -> tuple[int, ...]:
-    return tuple(int(value) for value in values)
-
-
 def _entries(values: Sequence[Any]) -> str:
     return quantity(len(values), "entry", "entries")
 
 
-def _seconds(values: Any) -> tuple[float, ...]:
-    return tuple(round(float(value), 7) for value in values)
+def _seconds(values: Any) -> Any:
+    values = listed(values)
+    if not isinstance(values, tuple):
+        return values
+    return tuple(round(value, 7) if type(value) is float else value for value in values)
+
+
+def listed(values: Any) -> Any:
+    """A tuple of a list; what is none is left for the check, which names it."""
+    return tuple(values) if isinstance(values, Sequence) and not isinstance(values, str) else values
 
 
 @attrs.frozen
@@ -72,21 +77,22 @@ class Record:
     repeat: int
     group: int
     prompt_tokens: int
-    tokens: tuple[int, ...] = attrs.field(converter=_whole)
-    committed: tuple[int, ...] = attrs.field(converter=_whole)
-    emitted: tuple[int, ...] = attrs.field(converter=_whole)
-    accepted: tuple[int, ...] = attrs.field(converter=_whole)
-    nodes: tuple[int, ...] = attrs.field(converter=_whole)
-    forwards: tuple[int, ...] = attrs.field(converter=_whole)
-    rows: tuple[int, ...] = attrs.field(converter=_whole)
+    tokens: tuple[int, ...] = attrs.field(converter=listed)
+    committed: tuple[int, ...] = attrs.field(converter=listed)
+    emitted: tuple[int, ...] = attrs.field(converter=listed)
+    accepted: tuple[int, ...] = attrs.field(converter=listed)
+    nodes: tuple[int, ...] = attrs.field(converter=listed)
+    forwards: tuple[int, ...] = attrs.field(converter=listed)
+    rows: tuple[int, ...] = attrs.field(converter=listed)
     draft_s: tuple[float, ...] = attrs.field(converter=_seconds)
     verify_s: tuple[float, ...] = attrs.field(converter=_seconds)
     rest_s: tuple[float, ...] = attrs.field(converter=_seconds)
     prefill_s: float
     decode_s: float
-    walked: tuple[int, ...] | None = attrs.field(default=None, converter=attrs.converters.optional(_whole))
+    walked: tuple[int, ...] | None = attrs.field(default=None, converter=attrs.converters.optional(listed))
 
     def __attrs_post_init__(self) -> None:
+        check_fields(self, signed=("group",))
         rounds = len(self.committed)
         for name in ("emitted", "accepted", "nodes", "forwards", "rows", "draft_s", "verify_s", "rest_s"):
             if len(getattr(self, name)) != rounds:
@@ -300,9 +306,18 @@ def _read_records(path: Path) -> Iterator[Record]:
     torn = lines.pop()  # what follows the last newline: nothing, unless the run was stopped while writing
     if not any(line.strip() for line in lines):
         check_beginning(torn, path)
+    seen: set[tuple[Any, ...]] = set()
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            yield _record(line, f"{path}:{number}")
+            record = _record(line, f"{path}:{number}")
+            place = record.cell, *record.key
+            if place in seen:
+                raise DataError(
+                    f"{path}:{number}: {record.cell} has answered turn {record.turn + 1} of prompt {record.prompt!r}, "
+                    f"repeat {record.repeat + 1}, before; delete one of the lines, or run the benchmark again."
+                )
+            seen.add(place)
+            yield record
     if torn:
         warnings.warn(f"{path}:{len(lines) + 1}: the last line is half-written and was left out", stacklevel=3)
 

@@ -15,10 +15,10 @@ import attrs
 from drafterzoo import checkpoint
 from drafterzoo.budget import Budget
 from drafterzoo.errors import UsageError, suggest
+from drafterzoo.kinds import check_kinds, check_required
 from drafterzoo.parsing import parse_toml
 from drafterzoo.registry import parse_spec
 from drafterzoo.threads import MOST_THREADS
-from drafterzoo.training.kinds import check_kinds, check_required
 from drafterzoo.training.prompts import evaluation_suite
 from drafterzoo.validators import positive
 

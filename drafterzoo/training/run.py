@@ -29,6 +29,7 @@ from drafterzoo.drafters.recurrent import RecurrentBody
 from drafterzoo.engine.coupling import collect, fit
 from drafterzoo.engine.sampling import Sampling
 from drafterzoo.errors import CheckpointError, DataError, UsageError, suggest
+from drafterzoo.kinds import check_kinds, check_required
 from drafterzoo.progress import console
 from drafterzoo.registry import DRAFTERS, WRAPPERS, Spec, parse_spec
 from drafterzoo.target import load_target
@@ -37,7 +38,6 @@ from drafterzoo.threads import with_threads
 from drafterzoo.training.features import ANOTHER, FeatureCache, OnlineFeatures, open_cache
 from drafterzoo.training.generating import ANOTHER_ENTRY, ensure_rollouts
 from drafterzoo.training.kept import read_kept
-from drafterzoo.training.kinds import check_kinds, check_required
 from drafterzoo.training.objectives.base import Objective
 from drafterzoo.training.objectives.hass import Hass
 from drafterzoo.training.objectives.pr import Reconsidering

@@ -70,7 +70,10 @@ class Wrapper(Drafter):
     def around(cls, base: Drafter, saved: checkpoint.Native) -> Self:
         """The wrapper that `saved` is the part of, around its base. Raises CheckpointError as a drafter does."""
         section = {key: value for key, value in saved.config["drafter"].items() if key != "name"}
-        wrapper = cls(base, checkpoint.structure(cls.Config, section, f"{saved.config_file}, {cls.name}"))
+        where = f"{saved.config_file}, {cls.name}"
+        config = checkpoint.structure(cls.Config, section, where)
+        checkpoint.check_whole(cls.Config, section, where)
+        wrapper = cls(base, config)
         checkpoint.fill(wrapper, saved, but_for="base", under=f"wrappers.{cls.name}.")
         return wrapper.to(base.target.device).eval()
 

@@ -29,21 +29,15 @@ from drafterzoo.evaluation.results import (
     ROUNDS,
     SUMMARY,
     check_beginning,
+    listed,
     read_object,
     write_json,
 )
+from drafterzoo.kinds import check_fields
 from drafterzoo.parsing import parse_json
 
 LINES, LOCK = "rollouts.jsonl", ".lock"
 OF_NO_ACCOUNT = ("machine", "date")  # of the conditions: nothing here is timed
-
-
-def _whole(values: Any) -> tuple[int, ...]:
-    return tuple(int(value) for value in values)
-
-
-def _real(values: Any) -> tuple[float, ...]:
-    return tuple(float(value) for value in values)
 
 
 @attrs.frozen
@@ -67,16 +61,19 @@ class Line:
     category: str
     tokens: int
     rounds: float
-    at_least: tuple[float, ...] = attrs.field(converter=_real)
+    at_least: tuple[float, ...] = attrs.field(converter=listed)
     smoothed: float | None = None
     doubtful: int = 0
     open: bool = False
-    accepted: tuple[int, ...] = attrs.field(default=(), converter=_whole)
-    committed: tuple[int, ...] = attrs.field(default=(), converter=_whole)
-    emitted: tuple[int, ...] = attrs.field(default=(), converter=_whole)
-    nodes: tuple[int, ...] = attrs.field(default=(), converter=_whole)
-    forwards: tuple[int, ...] = attrs.field(default=(), converter=_whole)
-    rows: tuple[int, ...] = attrs.field(default=(), converter=_whole)
+    accepted: tuple[int, ...] = attrs.field(default=(), converter=listed)
+    committed: tuple[int, ...] = attrs.field(default=(), converter=listed)
+    emitted: tuple[int, ...] = attrs.field(default=(), converter=listed)
+    nodes: tuple[int, ...] = attrs.field(default=(), converter=listed)
+    forwards: tuple[int, ...] = attrs.field(default=(), converter=listed)
+    rows: tuple[int, ...] = attrs.field(default=(), converter=listed)
+
+    def __attrs_post_init__(self) -> None:
+        check_fields(self)
 
 
 _FIELDS = tuple(field.name for field in attrs.fields(Line))

@@ -27,11 +27,10 @@ from drafterzoo.evaluation.report.folders import Failure, failures, find
 from drafterzoo.evaluation.report.offline import Evaluation, OfflineSection, offline_sections, read_evaluation
 from drafterzoo.evaluation.report.verdicts import Verdict, judged, tested
 from drafterzoo.evaluation.results import AGAIN, CONDITIONS, ROUNDS, SUMMARY, Record, Results, read
+from drafterzoo.evaluation.shapes import check_conditions
 from drafterzoo.evaluation.statistics import PairedRatio
 from drafterzoo.evaluation.summary import PLAIN, Difference, differences, summarise
 from drafterzoo.wording import quantity, shown, verb
-
-NEEDED = ("target", "suite", "prompting", "sampling", "run", "machine", "code", "drafters", "budgets", "date")
 
 
 @attrs.frozen(eq=False)
@@ -235,8 +234,7 @@ def _read(folder: Path) -> tuple[Results, list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         found = read(folder)
-    if missing := [name for name in NEEDED if name not in found.conditions]:
-        raise DataError(f"{folder / CONDITIONS}: {', '.join(missing)} missing; restore the file or run it again.")
+    check_conditions(found.conditions, folder / CONDITIONS)
     return found, [f"{warning.message}." for warning in caught if issubclass(warning.category, UserWarning)]
 
 

@@ -13,6 +13,7 @@ from drafterzoo.evaluation.report.canvas import Canvas, Picture, beside, dodged,
 from drafterzoo.evaluation.report.collect import Collection, Row, Section
 from drafterzoo.evaluation.report.panels import (
     LINE,
+    Lines,
     Ranked,
     against_budget,
     brief_budget,
@@ -20,6 +21,7 @@ from drafterzoo.evaluation.report.panels import (
     curves_told,
     largest_budgets,
     lines_of,
+    measured_sizes,
     plain_word,
     ranked,
     ranked_height,
@@ -38,8 +40,7 @@ PART_NAMES = {"draft": "drafter", "verify": "target's forward", "rest": "all els
 def section_pictures(section: Section) -> list[Picture]:
     """Leaderboards, curves over the budget, acceptance by depth, time of a round, categories: what there is."""
     pictures = [_leaderboard(section, "tau"), _leaderboard(section, "speedup")] if section.drafted else []
-    if len({row.budget.nodes for row in section.drafted}) > 1:
-        pictures += [_curve(section, "tau"), _curve(section, "speedup")]
+    pictures += [_curve(section, what) for what in ("tau", "speedup") if len(measured_sizes(_lines(section, what))) > 1]
     for budget in largest_budgets(section.drafted):
         pictures += [_depths(section, budget, "survival"), _depths(section, budget, "conditional")]
     pictures.append(_breakdown(section))
@@ -62,7 +63,7 @@ def batch_pictures(collection: Collection) -> list[Picture]:
     pictures = []
     for sections in families(collection):
         budgets = dict.fromkeys(budget for section in sections for budget in section.budgets)
-        shared = [b for b in budgets if sum(b in section.budgets for section in sections) > 1]
+        shared = [b for b in budgets if sum(_timed(section, b) for section in sections) > 1]
         pictures += [_batches(sections, budget) for budget in shared]
     return pictures
 
@@ -70,10 +71,19 @@ def batch_pictures(collection: Collection) -> list[Picture]:
 # ----------------------------------------------------------------------------------------------------- one picture each
 
 
+def _timed(section: Section, budget: str) -> bool:
+    rows = [row for row in section.drafted if row.figures["budget"] == budget]
+    return any(row.figures["speedup"]["value"] is not None for row in rows)
+
+
 def _entries(section: Section, what: str) -> list[Ranked]:
     tau = what == "tau"
     ratios = [row.tau.as_dict() if tau else row.figures["speedup"] for row in section.drafted]
     return [Ranked(row.name, row.figures["budget"], ratio) for row, ratio in zip(section.drafted, ratios, strict=True)]
+
+
+def _lines(section: Section, what: str) -> Lines:
+    return lines_of(_entries(section, what))
 
 
 def _leaderboard(section: Section, what: str) -> Picture:
@@ -96,7 +106,7 @@ def _leaderboard(section: Section, what: str) -> Picture:
 
 def _curve(section: Section, what: str) -> Picture:
     """τ or speed-up against nodes, one line per drafter and shape of budget."""
-    tau, lines = what == "tau", lines_of(_entries(section, what))
+    tau, lines = what == "tau", _lines(section, what)
     title = "τ against budget" if tau else "Speed-up against budget"
     said = curves_told(lines)
     return Picture(

@@ -20,10 +20,9 @@ from drafterzoo.evaluation.offline.lines import LINES, OF_NO_ACCOUNT, Line, key_
 from drafterzoo.evaluation.offline.summary import doubts, mal_columns, mal_interval, summarise
 from drafterzoo.evaluation.report.verdicts import Verdict, judged, tested
 from drafterzoo.evaluation.results import CONDITIONS, SUMMARY, read_object
+from drafterzoo.evaluation.shapes import Evaluated, check_conditions
 from drafterzoo.evaluation.statistics import PairedRatio
 from drafterzoo.wording import shown
-
-NEEDED = ("target", "rollouts", "sampling", "convention", "run", "code", "drafters", "budgets", "date")
 
 
 @attrs.frozen(eq=False)
@@ -116,8 +115,7 @@ def read_evaluation(folder: Path) -> tuple[Evaluation, list[str]]:
     conditions, lines, torn = read_lines(folder)
     if (folder / SUMMARY).is_file():
         read_object(folder / SUMMARY)  # all of it is computed anew: a damaged one is said, since something damaged it
-    if missing := [name for name in NEEDED if name not in conditions]:
-        raise DataError(f"{folder / CONDITIONS}: {', '.join(missing)} missing; restore the file or evaluate again.")
+    check_conditions(conditions, folder / CONDITIONS, Evaluated)
     strangers = [x for x in lines if x.drafter not in conditions["drafters"] or x.budget not in conditions["budgets"]]
     if strangers:
         raise DataError(

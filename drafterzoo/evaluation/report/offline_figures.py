@@ -19,6 +19,7 @@ from drafterzoo.evaluation.report.panels import (
     curves_told,
     largest_budgets,
     lines_of,
+    measured_sizes,
     plain_word,
     ranked,
     ranked_height,
@@ -34,7 +35,7 @@ def offline_pictures(section: OfflineSection) -> list[Picture]:
     """MAL at each budget, against the budget where there are several sizes, and by depth."""
     entries = [Ranked(row.name, row.figures["budget"], row.mal.as_dict()) for row in section.rows]
     pictures = [_leaderboard(section, entries)]
-    if len({row.budget.nodes for row in section.rows}) > 1:
+    if len(measured_sizes(lines_of(entries))) > 1:
         pictures.append(_curve(section, entries))
     for budget in largest_budgets(section.rows):
         rows = [row for row in section.rows if row.figures["budget"] == budget]

@@ -88,6 +88,11 @@ def lines_of(entries: Sequence[Ranked]) -> Lines:
     return lines
 
 
+def measured_sizes(lines: Lines) -> list[int]:
+    """The sizes of budget that have a value, ascending: there is a curve from two on."""
+    return sorted({size for points in lines.values() for size, _ in points})
+
+
 def several_shapes(lines: Lines) -> bool:
     return len({form for _, form in lines}) > 1
 
@@ -103,7 +108,7 @@ def against_budget(lines: Lines, ylabel: str) -> Draw:
         for (name, form), points in lines.items():
             ends.append(line(canvas, name, points, places[name, form], _stroke(form)))
             shapes.setdefault((ends[-1].x, form), []).append(points[-1][1]["high"] or ends[-1].y)
-        nodes = sorted({size for points in lines.values() for size, _ in points})
+        nodes = measured_sizes(lines)
         axes.set_xscale("log", base=2)
         axes.set_xticks(nodes, [str(n) for n in nodes], minor=False)
         axes.minorticks_off()

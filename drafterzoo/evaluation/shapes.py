@@ -1,0 +1,159 @@
+"""What the JSON files of results must hold for others to read them: checked once, when they are opened.
+
+Knows names of keys and kinds of values; nothing of what they mean. A file may hold more than is declared here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from drafterzoo.budget import Budget
+from drafterzoo.engine.sampling import Sampling
+from drafterzoo.errors import DataError, UsageError
+from drafterzoo.evaluation.results import AGAIN
+from drafterzoo.kinds import check_shape
+
+
+@attrs.frozen
+class _Target:
+    name: str
+    dtype: str
+    packed: bool
+
+
+@attrs.frozen
+class _Machine:
+    device: str
+    device_name: str
+    threads: int
+
+
+@attrs.frozen
+class _Suite:
+    name: str
+    prompts: int
+
+
+@attrs.frozen
+class _Prompting:
+    turns: str
+    thinking: bool | None
+
+
+@attrs.frozen
+class _Sampling:
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    verification: str
+    coupled: bool
+
+
+@attrs.frozen
+class _Run:
+    max_new_tokens: int
+    batch_size: int
+    warmup: int
+    repeats: int
+
+
+@attrs.frozen
+class Conditions:
+    """conditions.json of `bench`, and of a table of a grid."""
+
+    target: _Target
+    suite: _Suite
+    prompting: _Prompting
+    sampling: _Sampling
+    run: _Run
+    machine: _Machine
+    code: dict
+    drafters: dict[str, dict]
+    budgets: tuple[str, ...]
+    date: str
+
+
+@attrs.frozen
+class _Rollouts:
+    name: str
+    rows: int
+    prompts: int
+
+
+@attrs.frozen
+class _Rule:
+    temperature: float
+    top_p: float
+    top_k: int
+    coupled: bool
+    rule: str
+
+
+@attrs.frozen
+class Evaluated:
+    """conditions.json of `evaluate`."""
+
+    target: _Target
+    rollouts: _Rollouts
+    sampling: _Rule
+    convention: dict
+    run: dict
+    machine: _Machine
+    code: dict
+    drafters: dict[str, dict]
+    budgets: tuple[str, ...]
+    date: str
+
+
+@attrs.frozen
+class _Lossless:
+    checked: bool
+    texts: int
+    different: int
+    ties: int
+    differences: tuple[dict, ...]
+
+
+@attrs.frozen
+class Summary:
+    """summary.json of `bench`: what is taken from it as it is, and not computed anew from the lines."""
+
+    rows: tuple[dict, ...]
+    answers: int
+    complete: bool
+    conditions_key: str
+    conditions: Conditions
+    lossless: _Lossless
+
+
+@attrs.frozen
+class GridFile:
+    """grid.json."""
+
+    name: str
+    recipe: dict
+    sessions: tuple[dict, ...]
+
+
+@attrs.frozen
+class Failures:
+    """failures.json of a grid."""
+
+    failures: tuple[dict, ...]
+
+
+def check_conditions(conditions: Mapping[str, Any], path: Path, shape: type = Conditions) -> None:
+    """Raise DataError, naming file and key, unless the conditions can be read: values of their kinds, and possible."""
+    check_shape(shape, conditions, str(path), AGAIN)
+    try:
+        for budget in conditions["budgets"]:
+            Budget.parse(budget)
+        if shape is Conditions:
+            Sampling(**conditions["sampling"])
+    except (UsageError, TypeError) as error:
+        raise DataError(f"{path}: {str(error).rstrip('.')}; {AGAIN}.") from error
