@@ -17,6 +17,7 @@ import statistics
 from typing import Any
 
 import torch
+from asking import at_least, run
 from overhead import PROMPT, WARM_UP
 from rich.console import Console
 from rich.progress import track
@@ -128,15 +129,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The time of a round with reconsideration over that without.")
     parser.add_argument("-d", "--drafter", help="name, dir:path or hub:address; default: eagle3.1 with random weights")
     parser.add_argument("-t", "--target", help="name or directory; default: the drafter's own, or the embedded target")
-    parser.add_argument("--nodes", type=int, nargs="+", default=[24, 48])
-    parser.add_argument("--depth", type=int, default=8)
-    parser.add_argument("--grow", type=int, default=6)
-    parser.add_argument("--reconsider", type=int, help="nodes per draft step; default: the checkpoint's, or 3")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1])
-    parser.add_argument("--repeats", type=int, default=40, help="rounds timed of each, at least 5")
+    parser.add_argument("--nodes", type=at_least(1), nargs="+", default=[24, 48])
+    parser.add_argument("--depth", type=at_least(1), default=8)
+    parser.add_argument("--grow", type=at_least(1), default=6)
+    parser.add_argument("--reconsider", type=at_least(0), help="nodes per draft step; default: the checkpoint's, or 3")
+    parser.add_argument("--batches", type=at_least(1), nargs="+", default=[1])
+    parser.add_argument("--repeats", type=at_least(5), default=40, help="rounds timed of each, at least 5")
     asked = parser.parse_args()
-    if asked.repeats < 5:
-        parser.error("--repeats must be at least 5")
     drafters = three(asked.drafter, asked.target, {} if asked.reconsider is None else {"reconsider": asked.reconsider})
     rows = [
         measure(drafters, Budget(nodes, asked.depth, asked.grow, 6), n, asked.repeats)
@@ -149,4 +148,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

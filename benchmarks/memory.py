@@ -14,6 +14,7 @@ import json
 from pathlib import Path
 
 import torch
+from asking import at_least, run
 from rich.console import Console
 from rich.table import Table
 
@@ -33,9 +34,9 @@ def resident() -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-d", "--drafter", default="eagle3.1")
-    parser.add_argument("--requests", type=int, default=4)
-    parser.add_argument("--capacity", type=int, default=1024)
-    parser.add_argument("--nodes", type=int, default=24)
+    parser.add_argument("--requests", type=at_least(1), default=4)
+    parser.add_argument("--capacity", type=at_least(1), default=1024)
+    parser.add_argument("--nodes", type=at_least(1), default=24)
     asked = parser.parse_args()
     figures = {"interpreter and libraries": resident()}
     target = drafterzoo.load_target()
@@ -77,4 +78,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

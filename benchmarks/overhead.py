@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from asking import at_least, run
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -143,13 +144,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Round time over the bare target and drafter forwards.")
     parser.add_argument("-d", "--drafter", help="name, dir:path or hub:address; default: eagle3.1 with random weights")
     parser.add_argument("-t", "--target", help="name or directory; default: the drafter's own, or the embedded target")
-    parser.add_argument("--nodes", type=int, nargs="+", default=[8, 48])
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 8])
+    parser.add_argument("--nodes", type=at_least(1), nargs="+", default=[8, 48])
+    parser.add_argument("--batches", type=at_least(1), nargs="+", default=[1, 4, 8])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
-    parser.add_argument("--repeats", type=int, default=15, help="rounds timed per setting, at least 5")
+    parser.add_argument("--repeats", type=at_least(5), default=15, help="rounds timed per setting, at least 5")
     asked = parser.parse_args()
-    if asked.repeats < 5:
-        parser.error("--repeats must be at least 5")
     drafter = the_drafter(asked.drafter, asked.target)
     settings = [(b, n, t) for t in asked.temperatures for n in asked.batches for b in asked.nodes]
     rows = [
@@ -165,4 +164,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from asking import at_least, run
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -69,9 +70,9 @@ def main() -> None:
     """Measure and print a table, or JSON with --json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default=embedded.NAME)
-    parser.add_argument("--rows", type=int, action="append", help="default: 1, 2, 4, 5, 9, 25, 49")
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("--rows", type=at_least(1), action="append", help="default: 1, 2, 4, 5, 9, 25, 49")
+    parser.add_argument("--repeats", type=at_least(1), default=15)
+    parser.add_argument("--threads", type=at_least(1))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.threads:
@@ -93,4 +94,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

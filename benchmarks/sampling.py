@@ -19,6 +19,7 @@ from typing import Any
 
 import attrs
 import torch
+from asking import at_least, run
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -68,12 +69,12 @@ def main() -> None:
     parser.add_argument("-d", "--drafter", default="eagle3.1")
     parser.add_argument("-s", "--suite", default="starter")
     parser.add_argument("-b", "--budget", action="append", default=None)
-    parser.add_argument("--limit", type=int, default=20)
-    parser.add_argument("-n", "--max-new-tokens", type=int, default=64)
+    parser.add_argument("--limit", type=at_least(1), default=20)
+    parser.add_argument("-n", "--max-new-tokens", type=at_least(1), default=64)
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--scale", type=float, default=None, help="add a row with this one fitted scale")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--seed", type=at_least(0), default=0)
+    parser.add_argument("--threads", type=at_least(0), default=0)
     asked = parser.parse_args()
     if asked.threads:
         torch.set_num_threads(asked.threads)
@@ -127,4 +128,4 @@ def print_table(results: dict[str, dict[str, Generation]], budgets: list[Budget]
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -303,7 +303,7 @@ def _checkpoint_of(spec: Spec, target: Target | str | None) -> Path | None:
 def recipe_for(spec: str, target: str = EMBEDDED) -> str:
     """` name` of the recipe that comes with drafterzoo and trains this drafter for this target; "" where none does.
 
-    Rather one that begins with nothing than one that goes on from another's checkpoint.
+    Rather one that begins with nothing than one that goes on from another's checkpoint, and none with other options.
     """
     from drafterzoo.parsing import parse_toml
 
@@ -311,7 +311,7 @@ def recipe_for(spec: str, target: str = EMBEDDED) -> str:
     for path in sorted((folder("recipes") / "train").glob("*.toml")):
         values = parse_toml(path.read_text(encoding="utf-8"))
         named = values.get("target", {}).get("name", EMBEDDED)
-        if _bare(parse_spec(values["spec"])) == spec and named == target:
+        if str(parse_spec(values["spec"])) == spec and named == target:
             found.append(("from_checkpoint" in values.get("init", {}), path.stem))
     return f" {min(found)[1]}" if found else ""
 

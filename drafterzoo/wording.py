@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 
 def quantity(count: int, word: str, plural: str | None = None) -> str:
-    """`1 row`, `2 rows`; plural: where it is not the word with an s (`1 entry`, `2 entries`)."""
-    return f"{count} {word if count == 1 else plural or word + 's'}"
+    """`1 row`, `2,000 rows`; plural: where it is not the word with an s (`1 entry`, `2 entries`)."""
+    return f"{count:,} {word if count == 1 else plural or word + 's'}"
 
 
 def verb(count: int, one: str, several: str) -> str:

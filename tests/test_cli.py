@@ -238,6 +238,21 @@ def test_list_shows_every_kind(catalogue: Path, capsys: pytest.CaptureFixture[st
     assert found["checkpoints"] == {"tiny-one": str(catalogue)} and found["broken"] == {}
 
 
+def test_list_tells_what_recipes_there_are_and_which_verb_runs_them(capsys: pytest.CaptureFixture[str]) -> None:
+    from drafterzoo.resources import folder
+
+    assert main(["list", "recipes", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["recipes"]
+    assert set(found) == {path.stem for path in folder("recipes").rglob("*.toml")} and len(found) > 20
+    verbs = {"train": "train", "grids": "grid", "bench": "bench"}
+    for path in folder("recipes").rglob("*.toml"):
+        verb, _, said = found[path.stem].partition(": ")
+        assert verb == verbs[path.parent.name] and 10 < len(said) < 160 and not said.endswith((".", ":"))
+    assert main(["list", "recipes", "-m", "first*"]) == 0
+    shown = capsys.readouterr().out
+    assert "first-steps  train: " in shown and "hass" not in shown
+
+
 def test_list_keeps_paths_whole_on_narrow_terminals(
     catalogue: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,7 +302,7 @@ def test_show_gives_config_card_and_sizes(catalogue: Path, capsys: pytest.Captur
     assert shown["card"] == str(catalogue / "README.md") and shown["config"]["spec"] == "eagle3.1"
     size = (catalogue / "model.safetensors").stat().st_size
     assert shown["sizes"] == {"model.safetensors": {"bytes": size, "tensors": 2, "values": 7, "dtypes": ["F16", "I64"]}}
-    assert main(["show", "tiny-one"]) == 0
+    assert main(["show", "tiny-one", "--config"]) == 0
     text = capsys.readouterr().out
     assert "README.md" in text and '"spec": "eagle3.1"' in text and "2 tensors" in text
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from drafterzoo import checkpoint, load
+from drafterzoo import checkpoint, generate, load
+from drafterzoo.budget import Budget
 from drafterzoo.errors import CheckpointError, UsageError
 from drafterzoo.target import Target
 from drafterzoo.training import run
@@ -215,6 +216,39 @@ def test_what_an_older_checkpoint_does_not_say_is_at_its_default(folder: Path, t
     assert second.config["drafter"][key] == drafter[key]
     with pytest.raises(UsageError, match=r"num_heads is 2, but .* was made with 4"):
         train(folder, "third", "high", drafter={**drafter, "num_heads": 2}, init=from_first(folder))
+
+
+def test_more_layers_change_nothing_until_they_are_trained(folder: Path, target: Target) -> None:
+    path = folder / "first" / "last"
+    deeper = {"draft_vocab_size": 32, "num_layers": 3}
+    init = {**from_first(folder), "layers": "more"}
+    recipe = build_recipe(values(folder, "low", drafter=deeper, init=init), "recipe")
+    rollouts = run.read_rollouts(recipe.data.rollouts, target.vocab_size)
+    first, second = load(f"dir:{path}", target), run.build_drafter(recipe, target, rollouts, path).eval()
+    for budget in ("chain:3", "nodes=6,depth=3,grow=2,offer=3"):
+        one, two = (
+            generate(drafter, [[5, 6, 7]], budget=Budget.parse(budget), max_new_tokens=12, keep_trees=True).rounds[0]
+            for drafter in (first, second)
+        )
+        assert [r.tree.tokens for r in one] == [r.tree.tokens for r in two] and len(one) > 1
+    trained = train(folder, "deeper", "low", drafter=deeper, init=init)
+    assert trained.config["drafter"]["num_layers"] == 3
+    for layer in (1, 2):
+        assert trained.tensors[f"layers.{layer}.self_attn.o_proj.weight"].abs().max() > 0
+        assert trained.tensors[f"layers.{layer}.mlp.down_proj.weight"].abs().max() > 0
+
+
+@pytest.mark.parametrize(
+    ("layers", "init", "words"),
+    [
+        (2, {}, "num_layers is 2, but .* was made with 1"),
+        (1, {"layers": "more", "from_checkpoint": None}, "layers is 'more', but there is no from_checkpoint"),
+    ],
+)
+def test_more_layers_are_asked_for_by_name(folder: Path, layers: int, init: dict[str, Any], words: str) -> None:
+    begun = {key: value for key, value in {**from_first(folder), **init}.items() if value is not None}
+    with pytest.raises(UsageError, match=words):
+        train(folder, "second", "low", drafter={"draft_vocab_size": 32, "num_layers": layers}, init=begun)
 
 
 def plain_config(folder: Path) -> dict[str, Any]:

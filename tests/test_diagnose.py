@@ -107,6 +107,7 @@ def test_a_folder_holds_numbers_and_pictures(target: Target, rollouts: Path, tmp
     [
         ({"drafter": "lookup"}, "gives no chances to look at"),
         ({"depth": 0}, "depth is 0, expected a whole number from 1 to 4096."),
+        ({"limit": 0}, "limit is 0, expected at least 1."),
         ({"split": "val"}, "no answer drawn at temperature 0 of split 'val' has two tokens"),
     ],
 )
@@ -115,6 +116,47 @@ def test_what_cannot_be_diagnosed_is_refused(target: Target, rollouts: Path, how
     with pytest.raises((UsageError, DataError)) as refused:
         diagnose(drafter, rollouts, target=target, figures=False, **how)
     assert words in str(refused.value)
+
+
+def test_an_answer_beyond_the_target_s_positions_is_refused(target: Target, rollouts: Path, tmp_path: Path) -> None:
+    row = json.loads(rollouts.read_text().splitlines()[0])
+    ids = [5 + i % 40 for i in range(target.max_positions)]
+    file = tmp_path / "long.jsonl"
+    file.write_text(json.dumps({**row, "response_ids": ids, "temperature": 0.0}) + "\n")
+    with pytest.raises(
+        DataError, match=rf"long.jsonl: rollout 0 has \d+ tokens, but .* has {target.max_positions} pos"
+    ):
+        diagnose(drafter_of(target, "eagle3.1"), file, target=target, figures=False, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_is_written_again_by_the_same_diagnosis_alone(target: Target, rollouts: Path, tmp_path: Path) -> None:
+    drafter, out = drafter_of(target, "eagle3.1"), tmp_path / "out"
+    first = diagnose(drafter, rollouts, depth=2, out=out, figures=False)
+    before = (out / "diagnosis.json").read_bytes()
+    assert diagnose(drafter, rollouts, depth=2, out=out, figures=False).summary == first.summary
+    for changed in ({"depth": 3}, {"bins": 5}, {"limit": 1}):
+        with pytest.raises(UsageError, match="holds something else; name another folder with --out"):
+            diagnose(drafter, rollouts, **{"depth": 2, **changed}, out=out, figures=False)
+    assert (out / "diagnosis.json").read_bytes() == before
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match="holds something else"):
+        diagnose(drafter, rollouts, depth=2, out=tmp_path / "theirs", figures=False)
+
+
+def test_each_diagnosis_has_a_folder_of_its_own(
+    target: Target, rollouts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = {
+        diagnose(drafter_of(target, name), rollouts, depth=depth, figures=False).directory
+        for name in ("eagle3.1", "hass")
+        for depth in (1, 2)
+    }
+    assert len(found) == 4 and all(
+        folder.parent.name == "runs" and folder.name[:11] == "diagnose-r-" for folder in found
+    )
 
 
 def test_it_is_a_verb(capsys: pytest.CaptureFixture[str]) -> None:

@@ -293,7 +293,10 @@ def test_tables_name_definition_and_conditions(tmp_path):
     assert "| quick | chain:4 | 2.00 | 1.00 | 2.00x [2.00, 2.00] | 181.8 | 4/4 |" in result.markdown()
     assert "| quick | chain:4 | 1.00 | 1.0 | 4.0 | 1.00 | 10.00 | 0.00 |" in result.markdown()
     assert "| quick | lookup | tree:8 | 1.00x [1.00, 1.00] | 1.00x [1.00, 1.00] |" in result.markdown()
-    assert "1.00/1.00" in result.markdown() and "chat (2)" in result.markdown()
+    assert "**Acceptance by depth, conditional**" in result.markdown() and "chat (2)" in result.markdown()
+    for what in ("conditional", "survival"):
+        table = result.markdown().partition(f"**Acceptance by depth, {what}**")[2].partition("**By category**")[0]
+        assert "| quick | chain:4 | 1.00 |" in table, what
 
 
 def test_runs_under_unlike_conditions_are_not_tabled_together(tmp_path):

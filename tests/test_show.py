@@ -110,6 +110,17 @@ def test_options_of_a_checkpoint_are_shown_in_place_of_its_own(capsys: pytest.Ca
     assert "packed_dtype='float32', as typed" in shown(capsys, "eagle3.1(packed_dtype='float32')")
 
 
+def test_the_config_is_printed_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    brief, whole = shown(capsys, "eagle3.1"), shown(capsys, "eagle3.1", "--config")
+    assert '"library_name"' not in brief and "--config shows its config.json, too" in brief
+    assert '"library_name": "drafterzoo"' in whole and "--config" not in whole
+
+
+def test_a_path_is_never_broken(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert facts(capsys, "lookup")["origin"] in shown(capsys, "lookup")
+
+
 def test_a_folder_that_is_not_there_is_said_to_be_missing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for typed in ("dir:nowhere", "dir:nowhere(packed_dtype='float32')", f"dir:{tmp_path / 'nowhere'}"):
         said = shown(capsys, typed, status=1)
@@ -121,7 +132,8 @@ def test_a_folder_that_is_not_there_is_said_to_be_missing(capsys: pytest.Capture
 def test_every_line_fits_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     for name in ("lookup", "eagle3"):
-        assert max(map(len, shown(capsys, name).splitlines())) <= 80, name
+        lines = [line for line in shown(capsys, name).splitlines() if not line.startswith("  from ")]  # a path: copied
+        assert max(map(len, lines)) <= 80, name
 
 
 def test_a_plug_in_that_explains_nothing_is_shown_all_the_same(

@@ -340,7 +340,7 @@ def test_list_and_show_tell_what_a_suite_is_and_whether_it_is_here(
 ) -> None:
     assert main(["list", "suites", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)["suites"]
-    assert listed["gsm8k"].startswith("on the Hub; 1319 prompts; ") and "(MIT)" in listed["gsm8k"]
+    assert listed["gsm8k"].startswith("on the Hub; 1,319 prompts; ") and "(MIT)" in listed["gsm8k"]
     assert listed["qa"].startswith("not here (`drafterzoo show qa` tells more); 80 prompts")
     assert listed["starter"].startswith("at hand; 40 prompts")
     write(tmp_path / "data" / "gsm8k.jsonl", {"prompt": "A?"})

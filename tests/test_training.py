@@ -27,8 +27,8 @@ from drafterzoo.training.objectives.ttt import TTT
 from drafterzoo.training.prompts import builtin_source
 from drafterzoo.training.recipe import OptimizerSection, Recipe, build_recipe, read_recipe
 from drafterzoo.training.ridge import ridge_start
-from drafterzoo.training.rollouts import Rollouts, read_rollouts
-from drafterzoo.training.run import alone, train
+from drafterzoo.training.rollouts import Rollout, Rollouts, read_rollouts, thinned
+from drafterzoo.training.run import alone, open_features, train
 from drafterzoo.training.trainer import Trainer, learning_rate
 from drafterzoo.training.vocabulary import coverage, frequent_ids
 from tests.tiny import tiny_rollouts, tiny_target
@@ -638,3 +638,29 @@ def test_the_recipe_for_learning_needs_nothing_but_itself() -> None:
     assert asked is not None and asked[0] <= 100
     assert made.generate.held_out > 0, "tau is measured"
     assert made.evaluate.every >= 1000, "once, at the end"
+
+
+@given(st.lists(st.sampled_from(["train", "val"]), min_size=1, max_size=40), st.integers(1, 45))
+def test_so_many_documents_are_taken_evenly_and_every_held_out_one(splits: list[str], documents: int) -> None:
+    rows = tuple(Rollout((1,), (2 + i,), split, "", 0.0) for i, split in enumerate(splits))
+    whole = Rollouts(Path("r.jsonl"), rows, "ab")
+    kept = thinned(whole, documents)
+    assert [row for row in kept.rows if row.split == "val"] == [row for row in rows if row.split == "val"]
+    train, chosen = (some.split("train") for some in (whole, kept))
+    assert len(chosen) == min(documents, len(train)) and thinned(whole, None) is whole
+    assert (kept is whole) == (documents >= len(train)) and (kept is whole or kept.sha256 != whole.sha256)
+    places = [train.index(rows.index(kept.rows[i])) for i in chosen]
+    gaps = [b - a for a, b in zip([-1, *places], [*places, len(train)], strict=False)]
+    assert places == sorted(places) and (not chosen or max(gaps) <= len(train) // len(chosen) + 1)
+
+
+def test_a_run_on_some_of_the_documents_reads_those_alone(target: Target, tmp_path: Path) -> None:
+    rows = [{"prompt_ids": [5, 6], "response_ids": [7 + i, 8, 9, 10], "split": "train"} for i in range(8)]
+    (tmp_path / "r.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"rollouts": str(tmp_path / "r.jsonl"), "pack": 40, "cache": str(tmp_path / "features"), "documents": 3}
+    recipe = build_recipe({"spec": "eagle3.1", "data": data}, "recipe")
+    kept = thinned(read_rollouts(recipe.data.rollouts, target.vocab_size), recipe.data.documents)
+    cache = open_features(recipe, target, kept, (2, 4, 6))
+    assert [int(cache.document(i).tokens[2]) for i in range(3)] == [8, 11, 13]
+    with pytest.raises(UsageError, match=r"documents is 0, expected a number above zero"):
+        build_recipe({"spec": "eagle3.1", "data": {**data, "documents": 0}}, "recipe")

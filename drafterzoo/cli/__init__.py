@@ -13,7 +13,7 @@ import io
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # verb -> (where it lives, what `drafterzoo --help` says of it: the first line of that function's docstring)
 VERBS: dict[str, tuple[str, str]] = {
-    "list": ("drafterzoo.cli.listing:listing", "List drafters, wrappers, formats, suites and checkpoints."),
+    "list": ("drafterzoo.cli.listing:listing", "List drafters, wrappers, formats, suites, checkpoints and recipes."),
     "show": ("drafterzoo.cli.show:show", "Show a drafter, a wrapper, a checkpoint or a suite."),
     "generate": ("drafterzoo.cli.generate:generate", "Answer a prompt, and draw the trees it was drafted with."),
     "bench": ("drafterzoo.cli.bench:bench", "Compare drafters with plain decoding on a suite of prompts."),
@@ -67,12 +67,17 @@ def build_app(typed: str | None = None) -> App:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    return spoken(lambda: _run(words), words)
+
+
+def spoken(work: Callable[[], int | None], words: Sequence[str] = ()) -> int:
+    """Do some work and return its exit status; what goes wrong is said in one sentence. words: what was typed."""
     try:
         _soften_streams()
-        status = _run(words)
+        status = work()
         if sys.stdout is not None:
             sys.stdout.flush()
-        return status
+        return status or 0
     except DrafterzooError as error:
         return _complain(str(error), error.exit_status)
     except KeyboardInterrupt:
@@ -105,7 +110,7 @@ def _run(words: list[str]) -> int:
     return status if isinstance(status, int) else 0
 
 
-def _interrupted(words: list[str]) -> str:
+def _interrupted(words: Sequence[str]) -> str:
     """What is said of a Ctrl-C: for a verb that can be resumed, the command that does it."""
     if not words or words[0] not in GOES_ON:
         return "interrupted."

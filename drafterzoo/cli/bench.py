@@ -94,7 +94,7 @@ def bench(
     repeats
         How often each answer is timed; the median counts. Default: 1.
     exclude
-        `lookup`, to leave that row out.
+        Leave this row out; only `lookup` can be.
     target
         The target's name or directory; without it, the one the first drafter was trained for.
     threads

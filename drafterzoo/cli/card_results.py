@@ -59,4 +59,5 @@ def _table(lines: list[str]) -> Table:
 
 
 def _cells(line: str) -> list[str]:
-    return [cell.strip().replace("\\|", "|") for cell in _BETWEEN_CELLS.split(line.strip().strip("|"))]
+    """The cells of a row as they are read: a terminal shows no code in code marks."""
+    return [cell.strip().replace("\\|", "|").replace("`", "") for cell in _BETWEEN_CELLS.split(line.strip().strip("|"))]

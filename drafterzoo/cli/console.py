@@ -6,6 +6,7 @@ Knows streams, not verbs. Results go to stdout, everything said on the way to st
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,8 +47,11 @@ class Found(Protocol):
     def table(self) -> Any: ...
 
 
-def show_found(found: Found, remarks: Sequence[str], json: bool) -> None:
-    """The summary as JSON, or the tables with a line per remark below them; then where the results lie, on stderr."""
+def show_found(found: Found, remarks: Sequence[str], json: bool, reported: bool = True) -> None:
+    """The summary as JSON, or the tables with a line per remark below them; then where the results lie, on stderr.
+
+    reported: whether `drafterzoo report` makes a page of them.
+    """
     if json:
         print_json(found.summary)
     else:
@@ -55,6 +59,10 @@ def show_found(found: Found, remarks: Sequence[str], json: bool) -> None:
         for line in remarks:
             out().print(line, markup=False, soft_wrap=True)
     err().print(f"results: {found.directory}", style="dim", soft_wrap=True)
+    if reported and not json:
+        err().print(
+            f"a page of them: drafterzoo report {shlex.quote(str(found.directory))}", style="dim", soft_wrap=True
+        )
 
 
 def compared(texts: int, different: int, ties: int) -> str:

@@ -119,16 +119,16 @@ def _print(facts: dict[str, Any]) -> None:
         width = max(map(len, section), default=0)
         for key, value in section.items():
             # never folded: a path broken over two lines cannot be copied
-            console.print(Text(f"  {key:<{width}}  ", style="cyan").append_text(_say(value)), soft_wrap=True)
+            console.print(Text(f"  {key:<{width}}  ", style="cyan").append_text(_say(value, title)), soft_wrap=True)
         if not section:
             console.print(Text("  none", style="dim"))
 
 
-def _say(value: Any) -> Text:
+def _say(value: Any, title: str) -> Text:
     from rich.text import Text
 
     if value is None or value == []:
-        return Text("none", style="dim")
+        return Text("not installed" if title == "versions" else "none", style="dim")
     if isinstance(value, bool):
         return Text("yes" if value else "no")
     if isinstance(value, dict):

@@ -6,6 +6,8 @@ Knows the registries and the catalogue's names; imports no drafter and opens no 
 from __future__ import annotations
 
 import fnmatch
+import itertools
+import re
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -14,14 +16,14 @@ from drafterzoo.cli.console import Json, out, print_json
 from drafterzoo.registry import DRAFTERS, FORMATS, SUITES, WRAPPERS, Registry
 from drafterzoo.wording import quantity, verb
 
-Kind = Literal["drafters", "wrappers", "formats", "suites", "checkpoints"]
+Kind = Literal["drafters", "wrappers", "formats", "suites", "checkpoints", "recipes"]
 REGISTRIES: dict[str, Registry] = {"drafters": DRAFTERS, "wrappers": WRAPPERS, "formats": FORMATS, "suites": SUITES}
 
 
 def listing(
     kind: Kind | None = None, /, *, match: Annotated[str | None, Parameter(alias="-m")] = None, json: Json = False
 ) -> None:
-    """List drafters, wrappers, formats, suites and checkpoints.
+    """List drafters, wrappers, formats, suites, checkpoints and recipes.
 
     Example: `drafterzoo list drafters --match 'eagle*'`
 
@@ -32,10 +34,9 @@ def listing(
     match
         Only names that fit this shell pattern.
     """
-    kinds = [kind] if kind else [*REGISTRIES, "checkpoints"]
-    found = {
-        name: _checkpoints(match) if name == "checkpoints" else _entries(REGISTRIES[name], match) for name in kinds
-    }
+    kinds = [kind] if kind else [*REGISTRIES, "checkpoints", "recipes"]
+    beside = {"checkpoints": _checkpoints, "recipes": _recipes}
+    found = {name: beside[name](match) if name in beside else _entries(REGISTRIES[name], match) for name in kinds}
     broken = {
         name: reasons
         for name in kinds
@@ -85,6 +86,26 @@ def _checkpoints(match: str | None) -> dict[str, str]:
     from drafterzoo import catalogue
 
     return {name: str(catalogue.checkpoint_folder(name)) for name in catalogue.list_checkpoints(match)}
+
+
+def _recipes(match: str | None) -> dict[str, str]:
+    """Name -> the verb that runs it, and what its first comment says."""
+    from drafterzoo.resources import folder
+
+    verbs = {"train": "train", "grids": "grid", "bench": "bench"}
+    paths = [path for kind in verbs for path in sorted((folder("recipes") / kind).glob("*.toml"))]
+    return {
+        path.stem: f"{verbs[path.parent.name]}: {_first_sentence(path.read_text(encoding='utf-8'))}"
+        for path in paths
+        if match is None or fnmatch.fnmatch(path.stem, match)
+    }
+
+
+def _first_sentence(recipe: str) -> str:
+    """Of the comment that a recipe begins with, as far as it tells what it is."""
+    lines = itertools.takewhile(lambda line: line.startswith("#"), recipe.splitlines())
+    said = " ".join(line.lstrip("# ") for line in lines)
+    return re.split(r"(?<=[.:;])\s", said)[0].rstrip(".:;")
 
 
 def _print(found: dict[str, dict[str, str]], broken: dict[str, dict[str, str]]) -> None:

@@ -10,7 +10,9 @@ import math
 import re
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from drafterzoo.cli.card_results import drawn, results_of
 from drafterzoo.cli.console import Json, out, print_json
@@ -22,20 +24,29 @@ from drafterzoo.registry import DRAFTERS, SUITES, WRAPPERS
 from drafterzoo.wording import quantity
 
 
-def show(name: str, /, *, data_dir: Path | None = None, json: Json = False) -> None:
+def show(
+    name: str,
+    /,
+    *,
+    config: Annotated[bool, Parameter(negative="")] = False,
+    data_dir: Path | None = None,
+    json: Json = False,
+) -> None:
     """Show a drafter, a wrapper, a checkpoint or a suite.
 
     Example: `drafterzoo show lookup`, `drafterzoo show pr`, `drafterzoo show eagle3.1-smollm2-135m`, or
     `drafterzoo show gsm8k`
 
-    Of a drafter or wrapper: what it is, its options, where it comes from. Of a checkpoint: its config, its sizes, and
-    the results on its card. Options typed behind either, as in `lookup(max_ngram=4)`, are shown in place of its own. Of
+    Of a drafter or wrapper: what it is, its options, where it comes from. Of a checkpoint: its sizes, and the results
+    on its card. Options typed behind either, as in `lookup(max_ngram=4)`, are shown in place of its own. Of
     a suite: what it is, and whether its data is at hand.
 
     Parameters
     ----------
     name
         A name that `drafterzoo list` gives, or `dir:path`. A drafter that has a checkpoint (`eagle3.1`) stands for it.
+    config
+        Print a checkpoint's config.json, too.
     data_dir
         Where to look for a suite's data. Default: $DRAFTERZOO_DATA, and the Hub's cache.
     """
@@ -57,23 +68,23 @@ def show(name: str, /, *, data_dir: Path | None = None, json: Json = False) -> N
         )
     if folder is None:
         return show_drafter(base, options, json)
-    config, card = _config(folder), _card(folder)
+    held, card = _config(folder), _card(folder)
     if options:
-        config = _with_options(config, options, folder)
+        held = _with_options(held, options, folder)
     facts = {
         "name": name,
         "folder": str(folder),
         "card": str(card) if card else None,
         "sizes": _sizes(folder),
         "options": options,
-        "config": config,
-        "drafter": _drafter(config),
+        "config": held,
+        "drafter": _drafter(held),
         "results": results_of(card),
     }
     if json:
         print_json(facts)
     else:
-        _print(facts)
+        _print(facts, config or bool(options))
 
 
 def _refuse(name: str, base: str, checkpoints: list[str]) -> None:
@@ -159,7 +170,7 @@ def _header(path: Path) -> dict[str, Any]:
     return {"tensors": len(tensors), "values": values, "dtypes": dtypes}
 
 
-def _print(facts: dict[str, Any]) -> None:
+def _print(facts: dict[str, Any], config: bool) -> None:
     from rich.text import Text
 
     console = out()
@@ -179,6 +190,9 @@ def _print(facts: dict[str, Any]) -> None:
     if not facts["sizes"]:
         console.print(Text("  no weights here"))
     _print_results(facts)
+    if not config:
+        console.print(Text("  --config shows its config.json, too"), soft_wrap=True)
+        return
     console.print(Text("\nconfig\n", style="bold"))
     for line in jsonlib.dumps(facts["config"], indent=2, ensure_ascii=False).splitlines():
         console.print(Text(f"  {line}"), soft_wrap=True)

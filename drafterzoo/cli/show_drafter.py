@@ -80,7 +80,7 @@ def _print(facts: dict[str, Any]) -> None:
     console.print(Text(facts["name"], style="bold"))
     _line("what", facts["what"])
     _line("source", facts["source"])
-    _line("from", facts["origin"])
+    console.print(Text(f"  {'from':<{INDENT - 2}}{facts['origin']}"), soft_wrap=True)  # a path is copied as one word
     if facts["wraps"]:
         _line("around", f"drafters that are {', '.join(facts['needs']) or 'of any kind'}")
     else:

@@ -26,7 +26,10 @@ def show_suite(name: str, data_dir: Path | None, json: bool) -> None:
         if key != "name" and value not in (None, "", [], {}):
             console.print(Text(f"  {key.replace('_', ' '):<14}{_words(value)}"), soft_wrap=True)
     if facts["at_hand"] is None:
-        console.print(Text(f"  {'at hand':<14}no"))
+        wanted = facts["files"][0] if facts["files"] else f"{name}.jsonl"
+        fetched = "fetched from the Hub when it is first asked for, or " if facts["hub"] else ""
+        said = f"no: {fetched}put {Path(wanted).name} into a folder and name that with --data-dir"
+        console.print(Text(f"  {'at hand':<14}{said}"), soft_wrap=True)
 
 
 def suite_facts(name: str, data_dir: Path | None = None) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class Where:
             there = [_fact(facts, key) for facts in known]
             for wanted in values:
                 if not any(_is(fact, key, wanted) for fact in there):
-                    names = list(dict.fromkeys(_show(fact) for fact in there))
+                    names = list(dict.fromkeys(_show(fact, key) for fact in there))
                     raise UsageError(
                         f"{said}: no cell has {key}={wanted}{suggest(wanted, names)}; there is {', '.join(names)}."
                     )
@@ -94,7 +94,10 @@ def _fact(facts: Facts, key: str) -> Any:
     return getattr(facts["budget"], key) if key in SHAPE else facts[key]
 
 
-def _show(fact: Any) -> str:
+def _show(fact: Any, key: str) -> str:
+    """A fact as it may be typed, and as tables print it."""
+    if key == "budget":
+        return Budget.parse(str(fact)).brief
     return f"{fact:g}" if isinstance(fact, float) else str(fact)
 
 

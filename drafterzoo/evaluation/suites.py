@@ -24,7 +24,7 @@ from drafterzoo.registry import SUITES
 from drafterzoo.wording import verb
 
 DATA_VARIABLE = "DRAFTERZOO_DATA"
-DATA_FOLDERS = (Path("data"), Path("../shared/data"))
+DATA_FOLDERS = (Path("data"),)
 
 STARTER = SuiteFile(
     Path(__file__).parent / "data" / "starter.jsonl",
@@ -92,8 +92,8 @@ def load_suite(
     limit: ask this many prompts, drawn by `seed` evenly over the categories and kept in file order.
     category: only these. split: only rows of this split; without it, rows marked `train` are left out, so that a
     training file can be used for its held-out rows. data_dir: where files of named suites lie, and nowhere else;
-    without it the folder in $DRAFTERZOO_DATA, else `data` or `../shared/data` beside the working directory, and then
-    the Hub. check: compare a named suite with its declaration; False takes other counts and hashes as they are.
+    without it the folder in $DRAFTERZOO_DATA, else `data` in the working directory, and then the Hub. check: compare a
+    named suite with its declaration; False takes other counts and hashes as they are.
 
     Raises UsageError for an unknown suite, category or split, a path that leads nowhere or a bad limit; DataError for a
     named suite whose data are not here, naming the file expected; naming file and line, for a file that is not a suite;

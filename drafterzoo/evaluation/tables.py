@@ -28,7 +28,6 @@ NOTHING = "-"
 LONGEST_NAME = 20  # characters of a drafter's name in a terminal of 80 columns
 RESULT_COLUMNS = ("drafter", "budget", "τ with\nbonus", "accepted", "speed-up\n[95 %]", "tok/s", "equal\ntexts")
 COST_COLUMNS = ("drafter", "budget", "forwards", "rows", "nodes", "draft\nms", "verify\nms", "rest\nms")
-ONE_LINE = 4  # depths at most whose two figures stand beside each other in a terminal of 80 columns
 
 
 @attrs.frozen
@@ -95,7 +94,7 @@ class Grid:
     def markdown(self) -> str:
         rule = ["---" if index < self.labels else "---:" for index in range(len(self.columns))]
         lines = [
-            "| " + " | ".join(cell.replace("|", "\\|").replace("/\n", "/").replace("\n", " ") for cell in row) + " |"
+            "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) + " |"
             for row in (self.columns, rule, *self.rows)
         ]
         return f"**{self.title}**\n\n" + "\n".join(lines) + f"\n\n{self.caption}\n"
@@ -115,7 +114,7 @@ def grids(*summaries: Summary) -> list[Grid]:
     if pairs := [pair for s in summaries for pair in s["comparisons"]]:
         made.insert(1, _pairs(pairs))
     if any(row["conditional"] for row in rows):
-        made.append(_depths(rows))
+        made += [_depths(rows, "conditional"), _depths(rows, "survival")]
     if len(rows[0]["categories"]) > 1:
         made.append(_categories(rows))
     return made
@@ -254,20 +253,19 @@ def _costs(rows: Sequence[Row]) -> Grid:
     return Grid("What a round costs", caption, COST_COLUMNS, tuple(lines))
 
 
-def _depths(rows: Sequence[Row]) -> Grid:
-    deepest = max(len(row["conditional"]) for row in rows)
-    slash = "/" if deepest <= ONE_LINE else "/\n"
-    lines = []
-    for row in rows:
-        if row["conditional"]:
-            cells = [f"{number(c)}{slash}{number(s)}" for c, s in zip(row["conditional"], row["survival"], strict=True)]
-            lines.append((*label(row), *cells, *[NOTHING] * (deepest - len(cells))))
-    caption = (
-        "Conditional/survival. Conditional: of the rounds that accepted everything above and whose answer went on. "
-        "Survival: of all rounds; the survivals add up to `accepted`."
-    )
+SHARES = {
+    "conditional": "Of the rounds that accepted everything above and whose answer went on, the share that accepted it.",
+    "survival": "Of all rounds, the share that accepted so many drafts at least; the shares add up to `accepted`.",
+}
+
+
+def _depths(rows: Sequence[Row], what: str) -> Grid:
+    deepest = max(len(row[what]) for row in rows)
+    lines = [
+        (*label(row), *map(number, row[what]), *[NOTHING] * (deepest - len(row[what]))) for row in rows if row[what]
+    ]
     columns = ("drafter", "budget", *(f"depth\n{d + 1}" for d in range(deepest)))
-    return Grid("Acceptance by depth", caption, columns, tuple(lines))
+    return Grid(f"Acceptance by depth, {what}", SHARES[what], columns, tuple(lines))
 
 
 def _categories(rows: Sequence[Row]) -> Grid:

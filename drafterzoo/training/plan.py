@@ -7,7 +7,6 @@ target itself is not on this machine. Nothing of features, losses or optimisers 
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -27,8 +26,8 @@ from drafterzoo.training.batches import packs
 from drafterzoo.training.features import cache_bytes
 from drafterzoo.training.prompts import read_prompts
 from drafterzoo.training.recipe import Recipe, SizesSection
-from drafterzoo.training.rollouts import Rollouts, expand_path, read_rollouts
-from drafterzoo.training.run import build_objective, drafter_class, extended
+from drafterzoo.training.rollouts import Rollouts, expand_path, read_rollouts, thinned
+from drafterzoo.training.run import build_objective, drafter_class, extended, start_of
 from drafterzoo.wording import quantity
 
 KEPT = 5  # numbers of float32 for every trained one: itself, its gradient, AdamW's two, its average
@@ -107,7 +106,7 @@ def _begins_with(recipe: Recipe) -> str | None:
     named = recipe.init.from_checkpoint
     if named is None:
         return None
-    there = (Path(os.path.expanduser(os.path.expandvars(named))) / checkpoint.CONFIG).is_file()
+    there = (start_of(named) / checkpoint.CONFIG).is_file()
     return named if there else f"{named}, which is not there yet"
 
 
@@ -125,7 +124,8 @@ def _data(recipe: Recipe, vocab_size: int) -> dict[str, Any]:
     except DataError:  # a variable that is not set: not known here, and training says so
         path = Path(recipe.data.rollouts)
     if path.exists():
-        return {"rollouts": str(path), "known": True, **_counted(recipe, read_rollouts(path, vocab_size))}
+        rows = thinned(read_rollouts(path, vocab_size), recipe.data.documents)
+        return {"rollouts": str(path), "known": True, **_counted(recipe, rows)}
     unknown = {"rollouts": str(path), "known": False, "documents": None, "tokens": None, "steps": None}
     if recipe.generate is None:
         return unknown
@@ -133,6 +133,7 @@ def _data(recipe: Recipe, vocab_size: int) -> dict[str, Any]:
         prompts = len(read_prompts(recipe.generate.prompts, seed=recipe.generate.seed))
     except DrafterzooError:
         return unknown
+    prompts = min(prompts, recipe.data.documents or prompts)
     tokens = prompts * recipe.generate.max_new_tokens
     steps = math.ceil(tokens / recipe.data.pack * recipe.run.epochs)
     return {**unknown, "documents": prompts, "tokens": tokens, "steps": steps}
@@ -170,7 +171,7 @@ def told(facts: dict[str, Any]) -> list[str]:
         said = f"{quantity(data['documents'], 'document')}, {tokens}, {steps}"
     else:
         answers = quantity(data["documents"], "answer")
-        said = f"still to be made: {answers} of {tokens} at most, {steps}, prompts not counted"
+        said = f"still to be made: {answers}, {tokens} in all at most, prompts not counted; {steps}"
     lines.append(f"data        {data['rollouts']}: {said}")
     if facts["cache_bytes"] is not None:
         apart = "" if data["known"] else ", prompts not counted"

@@ -105,6 +105,7 @@ class DataSection:
     rollouts: a path, relative to the recipe's working folder; `$NAME` is replaced from the environment.
     features: "cache" reads the target's features once and keeps them under `cache`; "online" reads them every step.
     precision: of the products of matrices when the target is read for its features; "bfloat16" (autocast) is faster.
+    documents: train on so many of the rollouts, evenly over the file; default: on all.
     max_length: longer documents are cut. pack: rows a step may hold (documents are packed, never split).
     """
 
@@ -112,6 +113,7 @@ class DataSection:
     features: Literal["cache", "online"] = "cache"
     cache: str = "runs/features"
     precision: Literal["float32", "bfloat16"] = "float32"
+    documents: int | None = attrs.field(default=None, validator=attrs.validators.optional(positive))
     max_length: int = attrs.field(default=2048, validator=positive)
     pack: int = attrs.field(default=320, validator=positive)
 
@@ -138,20 +140,25 @@ class GenerateSection:
 class InitSection:
     """How the drafter starts.
 
-    from_checkpoint: a native checkpoint's weights and draft vocabulary; the optimiser starts anew, unlike in a resume.
+    from_checkpoint: a native checkpoint's weights and draft vocabulary, by its folder or the name it has in
+        `drafterzoo list checkpoints`; the optimiser starts anew, unlike in a resume.
     vocabulary: "anew" takes its weights alone, and chooses the draft vocabulary, of the size that [drafter] says, from
     these rollouts; only with a borrowed head, whose rows are the target's whatever ids are chosen.
+    layers: "more" lets [drafter] num_layers be more than the checkpoint's; the new ones change nothing at first.
     fc: "ridge" solves fc in closed form so that the untrained drafter already predicts the next final hidden state.
     """
 
     from_checkpoint: str | None = None
     vocabulary: Literal["kept", "anew"] = "kept"
+    layers: Literal["kept", "more"] = "kept"
     fc: Literal["random", "ridge"] = "random"
     ridge_rows: int = attrs.field(default=100000, validator=positive)
 
     def __attrs_post_init__(self) -> None:
         if self.from_checkpoint and self.fc != "random":
             raise UsageError(f"fc is {self.fc!r}, but from_checkpoint brings its own fc; give one of the two.")
+        if self.layers == "more" and not self.from_checkpoint:
+            raise UsageError("layers is 'more', but there is no from_checkpoint; without one [drafter] says how many.")
         if self.vocabulary == "anew" and not self.from_checkpoint:
             raise UsageError("vocabulary is 'anew', but there is no from_checkpoint; without one it always is.")
 

@@ -86,6 +86,21 @@ def read_rollouts(path: str | Path, vocab_size: int) -> Rollouts:
     return Rollouts(path, tuple(rows), hashlib.sha256(data).hexdigest())
 
 
+def thinned(rollouts: Rollouts, documents: int | None) -> Rollouts:
+    """So many of the rows that are trained on, evenly over the file, and every other row; None keeps them all.
+
+    The sha256 is that of the choice: what is read of these rows is not what is read of the whole file.
+    """
+    train = rollouts.split("train")
+    if documents is None or documents >= len(train):
+        return rollouts
+    kept = {train[(2 * i + 1) * len(train) // (2 * documents)] for i in range(documents)}
+    left = set(train) - kept
+    rows = tuple(row for i, row in enumerate(rollouts.rows) if i not in left)
+    chosen = hashlib.sha256(f"{rollouts.sha256} {documents}".encode()).hexdigest()
+    return attrs.evolve(rollouts, rows=rows, sha256=chosen)
+
+
 def _row(row: dict[str, Any], where: str, vocab_size: int) -> Rollout:
     return Rollout(
         prompt_ids=_ids(row, "prompt_ids", where, vocab_size),

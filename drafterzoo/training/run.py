@@ -21,7 +21,7 @@ from torch import Tensor
 
 from drafterzoo import checkpoint
 from drafterzoo.budget import Budget
-from drafterzoo.catalogue import check_fingerprint, check_names
+from drafterzoo.catalogue import check_fingerprint, check_names, checkpoint_folder, list_checkpoints
 from drafterzoo.composition import innermost, restore, wrap, wrap_as
 from drafterzoo.disk import check_file, check_folder
 from drafterzoo.drafters.base import Drafter
@@ -44,7 +44,7 @@ from drafterzoo.training.objectives.pr import Reconsidering
 from drafterzoo.training.objectives.ttt import TTT
 from drafterzoo.training.recipe import Recipe, build_recipe, kept_recipe, read_recipe
 from drafterzoo.training.ridge import ridge_start
-from drafterzoo.training.rollouts import Rollouts, expand_path, read_rollouts
+from drafterzoo.training.rollouts import Rollouts, expand_path, read_rollouts, thinned
 from drafterzoo.training.state import STATE
 from drafterzoo.training.trainer import Say, Trainer
 from drafterzoo.training.vocabulary import coverage, frequent_ids
@@ -100,7 +100,7 @@ def _train(recipe: Recipe, objective: Objective, folder: Path, say: Say) -> Trai
     check_sizes(recipe, target)
     if recipe.generate is not None:
         ensure_rollouts(recipe.generate, target, expand_path(recipe.data.rollouts))
-    rollouts = read_rollouts(recipe.data.rollouts, target.vocab_size)
+    rollouts = thinned(read_rollouts(recipe.data.rollouts, target.vocab_size), recipe.data.documents)
     begun = _begun(recipe, folder)
     drafter = build_drafter(recipe, target, rollouts, begun)
     whole = extended(objective, drafter)
@@ -143,7 +143,7 @@ def check_beginning(recipe: Recipe, folder: Path) -> None:
     """Raise UsageError for a run that is to begin with what it writes itself."""
     if recipe.init.from_checkpoint is None:
         return
-    begun = _named(recipe.init.from_checkpoint)
+    begun = start_of(recipe.init.from_checkpoint)
     if begun.resolve().is_relative_to(folder.resolve()):
         raise UsageError(
             f"recipe [init]: from_checkpoint is {begun}, which lies in {folder}, the run's own folder; give another "
@@ -151,8 +151,13 @@ def check_beginning(recipe: Recipe, folder: Path) -> None:
         )
 
 
-def _named(from_checkpoint: str) -> Path:
-    """Where it lies, even with a variable that is not set: a run that has saved goes on without what it began with."""
+def start_of(from_checkpoint: str) -> Path:
+    """Where it lies, even with a variable that is not set: a run that has saved goes on without what it began with.
+
+    The name of a checkpoint that comes with drafterzoo stands for its folder.
+    """
+    if from_checkpoint in list_checkpoints():
+        return checkpoint_folder(from_checkpoint)
     return Path(os.path.expanduser(os.path.expandvars(from_checkpoint)))
 
 
@@ -161,7 +166,11 @@ def _begun(recipe: Recipe, folder: Path) -> Path | None:
     if recipe.init.from_checkpoint is None:
         return None
     own = folder / "last"
-    return own if (own / STATE).is_file() else expand_path(recipe.init.from_checkpoint)
+    if (own / STATE).is_file():
+        return own
+    if recipe.init.from_checkpoint in list_checkpoints():
+        return start_of(recipe.init.from_checkpoint)
+    return expand_path(recipe.init.from_checkpoint)
 
 
 @contextmanager
@@ -339,8 +348,13 @@ def build_drafter(recipe: Recipe, target: Target, rollouts: Rollouts, begun: Pat
     Raises UsageError, and CheckpointError for a checkpoint that is damaged or another target's.
     """
     cls, options = drafter_class(recipe)
-    anew = begun is None or (recipe.init.vocabulary == "anew" and begun == _named(str(recipe.init.from_checkpoint)))
-    drafter = cls.create(target, **options) if begun is None else _continued(cls, options, target, begun, anew)
+    starts = begun is not None and begun == start_of(str(recipe.init.from_checkpoint))  # else a run that goes on
+    anew = begun is None or (recipe.init.vocabulary == "anew" and starts)
+    deeper = recipe.init.layers == "more" and starts
+    if begun is None:
+        drafter = cls.create(target, **options)
+    else:
+        drafter = _continued(cls, options, target, begun, anew=anew, deeper=deeper)
     if anew and isinstance(drafter, RecurrentBody) and drafter.vocabulary is not None:
         answers = [rollouts.rows[i].response_ids for i in rollouts.split("train")]
         drafter.set_vocabulary(
@@ -370,10 +384,13 @@ def _wrapped(drafter: Drafter, spec: Spec, begun: Path | None) -> Drafter:
     return whole
 
 
-def _continued(cls: type[Drafter], options: dict[str, Any], target: Target, folder: Path, anew: bool) -> Drafter:
-    """The checkpoint's drafter, to be trained on; `anew`: with room for another draft vocabulary, which is not set yet.
+def _continued(
+    cls: type[Drafter], options: dict[str, Any], target: Target, folder: Path, *, anew: bool, deeper: bool
+) -> Drafter:
+    """The checkpoint's drafter, to be trained on.
 
-    Raises UsageError when the recipe asks for another drafter.
+    anew: with room for another draft vocabulary, which is not set yet. deeper: with more layers, if so many are asked
+    for. Raises UsageError when the recipe asks for another drafter.
     """
     saved = checkpoint.read(folder)
     section = dict(saved.config["drafter"])
@@ -389,12 +406,15 @@ def _continued(cls: type[Drafter], options: dict[str, Any], target: Target, fold
             f"for its ids; leave the key out."
         )
     for key, value in _plain(options).items():
-        if value != made[key] and key not in WEIGHTLESS and not (anew and key == "draft_vocab_size"):
+        changes = (anew and key == "draft_vocab_size") or (deeper and key == "num_layers" and value > made[key])
+        if value != made[key] and key not in WEIGHTLESS and not changes:
             raise _another_drafter(key, value, made[key], folder)
     check_fingerprint(saved.config["target"], target, folder)
     drafter = innermost(restore(saved, target))
     made |= {key: options[key] for key in WEIGHTLESS if key in options}
     drafter.config = checkpoint.structure(cls.Config, made, "recipe [drafter]", UsageError)
+    if deeper:
+        drafter = _deepened(drafter, options.get("num_layers", made["num_layers"]))
     return _resized(drafter, options.get("draft_vocab_size", made["draft_vocab_size"])) if anew else drafter
 
 
@@ -415,6 +435,22 @@ def _resized(drafter: Drafter, size: int) -> Drafter:
     other = type(drafter)(attrs.evolve(drafter.config, draft_vocab_size=size), drafter.target).to(drafter.target.device)
     weights = {key: value for key, value in drafter.named_parameters() if value.requires_grad}
     other.load_state_dict({**other.state_dict(), **weights})  # the maps stay its own, until ids are chosen
+    other.spec, other.training_record = drafter.spec, drafter.training_record
+    return other
+
+
+def _deepened(drafter: Drafter, layers: int) -> Drafter:
+    """The same function under more layers: each of those adds nothing to its residual until it is trained."""
+    other = type(drafter)(attrs.evolve(drafter.config, num_layers=layers), drafter.target).to(drafter.target.device)
+    kept = drafter.state_dict()
+    silent = {
+        key: torch.zeros_like(value)
+        for key, value in other.state_dict().items()
+        if key not in kept and key.rpartition(".")[0].endswith(("o_proj", "down_proj"))
+    }
+    other.load_state_dict({**other.state_dict(), **silent, **kept})
+    if isinstance(other, RecurrentBody):
+        other.borrow()  # the rows of the target's head that the vocabulary now names
     other.spec, other.training_record = drafter.spec, drafter.training_record
     return other
 

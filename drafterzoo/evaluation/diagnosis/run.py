@@ -24,18 +24,20 @@ from drafterzoo.evaluation.contenders import bind
 from drafterzoo.evaluation.diagnosis.figures import pictures
 from drafterzoo.evaluation.diagnosis.summary import grids, summarise
 from drafterzoo.evaluation.diagnosis.tokens import check_drafter, drafted, joined
-from drafterzoo.evaluation.offline.teacher import teach
+from drafterzoo.evaluation.offline.lines import key_of
+from drafterzoo.evaluation.offline.teacher import check_length, teach
 from drafterzoo.evaluation.report.canvas import check_matplotlib, for_files
 from drafterzoo.evaluation.tables import drawn
 from drafterzoo.progress import progress
 from drafterzoo.target.target import Target
-from drafterzoo.training.rollouts import read_rollouts
+from drafterzoo.training.rollouts import Rollouts, read_rollouts
 from drafterzoo.wording import quantity
 
 if TYPE_CHECKING:
     from rich.console import Group
 
 FILE = "diagnosis.json"
+MOST = 4096  # of depth, bins and answers read at once: beyond, a slip of the keyboard
 
 
 @attrs.frozen(eq=False)
@@ -74,28 +76,29 @@ def diagnose(
     them. bins: of the drafter's confidence. out: the folder, by default one under `runs`. figures: draw them, too.
     Raises UsageError, DataError, CheckpointError, DiskError.
     """
-    asked = {"depth": depth, "bins": bins, "batch_size": batch_size, "limit": 1 if limit is None else limit}
-    for name, value in asked.items():
-        if not 1 <= value <= 4096:
-            raise UsageError(f"diagnose: {name} is {value}, expected a whole number from 1 to 4096.")
+    for name, value in {"depth": depth, "bins": bins, "batch_size": batch_size}.items():
+        if not 1 <= value <= MOST:
+            raise UsageError(f"diagnose: {name} is {value}, expected a whole number from 1 to {MOST}.")
+    if limit is not None and limit < 1:
+        raise UsageError(f"diagnose: limit is {limit}, expected at least 1.")
     if figures:
         check_matplotlib()
     found, bound = bind("diagnose", [drafter], target)
     ((named, one),) = found.items()
     check_drafter(one)
     kept = read_rollouts(os.fspath(rollouts), bound.vocab_size)
-    recordings = [
-        Recording(row.prompt_ids, row.response_ids)
-        for row in kept.rows
-        if row.temperature == 0 and split in (None, row.split) and len(row.response_ids) > 1
-    ][:limit]
-    if not recordings:
-        raise DataError(
-            f"{kept.path}: no answer drawn at temperature 0{f' of split {split!r}' if split else ''} has two tokens; "
-            f"make some with `drafterzoo rollout --temperature 0`."
-        )
-    folder = Path(out) if out else Path("runs") / f"diagnose-{kept.path.stem}-{one.spec.partition('(')[0]}"
-    check_folder(folder, f"{folder}:", "choose another --out")
+    recordings = _recordings(kept, bound, split, limit)
+    conditions = {
+        "target": target_conditions(bound),
+        "drafter": drafter_conditions(one),
+        "rollouts": {"name": kept.path.name, "sha256": kept.sha256, "split": split, "answers": len(recordings)},
+        "depth": depth,
+        "bins": bins,
+        "machine": machine(bound.device),
+        "code": code(),
+    }
+    folder = Path(out) if out else Path("runs") / f"diagnose-{kept.path.stem}-{key_of(conditions)[:8]}"
+    _check_place(folder, conditions)
     parts = []
     title = f"{kept.path.name}: {quantity(len(recordings), 'answer')}"
     with progress(title, len(recordings), "answers") if show_progress else nullcontext(None) as bar:
@@ -104,17 +107,39 @@ def diagnose(
             parts.append(drafted(one, teach(bound, some, one.taps), depth))
             if bar is not None:
                 bar(len(some))
-    conditions = {
-        "target": target_conditions(bound),
-        "drafter": drafter_conditions(one),
-        "rollouts": {"name": kept.path.name, "sha256": kept.sha256, "split": split, "answers": len(recordings)},
-        "depth": depth,
-        "machine": machine(bound.device),
-        "code": code(),
-    }
     summary = {"drafter": named, "conditions": conditions, **summarise(joined(parts), bins)}
     _write(folder, summary, figures)
     return Diagnosis(summary, folder)
+
+
+def _recordings(kept: Rollouts, target: Target, split: str | None, limit: int | None) -> list[Recording]:
+    """The answers that are looked at. Raises DataError when there are none, or one is too long for the target."""
+    chosen = [
+        (number, row)
+        for number, row in enumerate(kept.rows)
+        if row.temperature == 0 and split in (None, row.split) and len(row.response_ids) > 1
+    ][:limit]
+    if not chosen:
+        raise DataError(
+            f"{kept.path}: no answer drawn at temperature 0{f' of split {split!r}' if split else ''} has two tokens; "
+            f"make some with `drafterzoo rollout --temperature 0`."
+        )
+    for number, row in chosen:
+        check_length(row.ids, target, f"{kept.path}: rollout {number}")
+    return [Recording(row.prompt_ids, row.response_ids) for _, row in chosen]
+
+
+def _check_place(folder: Path, conditions: dict[str, Any]) -> None:
+    """Raise UsageError unless the folder is free or holds this very diagnosis, DiskError when it cannot be written."""
+    check_folder(folder, f"{folder}:", "choose another --out")
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    try:
+        before = json.loads((folder / FILE).read_text(encoding="utf-8"))["conditions"]
+    except (OSError, ValueError, KeyError, TypeError):
+        before = {}
+    if key_of(before) != key_of(json.loads(json.dumps(conditions))):
+        raise UsageError(f"{folder} holds something else; name another folder with --out, or move that one away.")
 
 
 def _write(folder: Path, summary: dict[str, Any], figures: bool) -> None:

@@ -30,7 +30,7 @@ from drafterzoo.evaluation.offline.lines import Line, LinesFile, key_of
 from drafterzoo.evaluation.offline.replay import integer_rounds
 from drafterzoo.evaluation.offline.selection import Convention, Rule, Selection, check_asked, select
 from drafterzoo.evaluation.offline.summary import grids, summarise
-from drafterzoo.evaluation.offline.teacher import Lesson, agreement, teach
+from drafterzoo.evaluation.offline.teacher import Lesson, agreement, check_length, teach
 from drafterzoo.evaluation.tables import drawn, short_budget
 from drafterzoo.progress import progress
 from drafterzoo.target.target import Target
@@ -182,12 +182,7 @@ class Evaluation:
         """Raise DataError for a rollout that the target cannot have given, or that cannot be counted."""
         for number in self.chosen.rows:
             row, where = self.chosen.row(number), f"{self.chosen.rollouts.path}: rollout {number}"
-            if len(row.ids) > self.target.max_positions:
-                raise DataError(
-                    f"{where} has {quantity(len(row.ids), 'token')}, but {self.target.name} has "
-                    f"{self.target.max_positions} "
-                    f"positions; leave that row out."
-                )
+            check_length(row.ids, self.target, where)
             if self.convention.start == "prompt" and len(row.prompt_ids) < 2:
                 raise DataError(
                     f"{where} has a prompt of one token, before which there is nothing to draft from; "

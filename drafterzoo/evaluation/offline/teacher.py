@@ -14,9 +14,20 @@ from torch import Tensor
 
 from drafterzoo.engine.replay import Recording
 from drafterzoo.engine.sampling import Sampler, Sampling
+from drafterzoo.errors import DataError
 from drafterzoo.target.target import Target
+from drafterzoo.wording import quantity
 
 ROWS_AT_ONCE = 128  # rows of logits held at once: 25 MB at 49152 tokens
+
+
+def check_length(ids: Sequence[int], target: Target, where: str) -> None:
+    """Raise DataError, which begins with `where`, for a text that the target has not the positions to read."""
+    if len(ids) > target.max_positions:
+        raise DataError(
+            f"{where} has {quantity(len(ids), 'token')}, but {target.name} has {target.max_positions} positions; leave "
+            f"that row out."
+        )
 
 
 @attrs.frozen(eq=False)

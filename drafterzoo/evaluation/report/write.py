@@ -66,11 +66,11 @@ def report(
     Raises NotInstalledError (a missing extra), UsageError (no results, an unknown definition), DataError (broken
     results, or of another format version) and DiskError (a folder that cannot be written), before anything is written.
     """
-    check_matplotlib()
-    check_jinja()
     given = [directories] if isinstance(directories, str | os.PathLike) else list(directories)
     wanted = definitions.find(definition) if definition is not None else None
     collection = collect([Path(directory) for directory in given], wanted)
+    check_matplotlib()
+    check_jinja()
     folder = Path(out) if out is not None else Path(given[0]) / "report"
     what = f"{folder}: the report"
     check_folder(folder / FIGURES, what)
