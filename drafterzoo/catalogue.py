@@ -112,6 +112,8 @@ def load(
     else:
         spec = parse_spec(spec_or_address)
         check_names(spec)
+        for name, typed in spec.wrappers:  # before weights are looked for: a typing error is the nearer reason
+            check_options(WRAPPERS.get(name), typed)
         found = _checkpoint_of(spec, target)
         if found is None:
             bound = _target(target, None, device, dtype)
@@ -376,10 +378,11 @@ def check_fingerprint(recorded: dict[str, Any], target: Target, where: Path) -> 
     """
     key = _difference(recorded, target)
     if key is not None:
-        own = target.fingerprint()
+        own, alike = target.fingerprint(), recorded.get("name") == target.name
         raise CheckpointError(
-            f"{where}: made for {recorded.get('name')}, whose {key} is {_short(recorded[key])}, but {target.name} has "
-            f"{_short(own[key])}; load it with its own target (target=None)."
+            f"{where}: made for {recorded.get('name')}, whose {key} is {_short(recorded[key])}, but "
+            f"{'the one here' if alike else target.name} has {_short(own[key])}; load it with its own target, which is "
+            f"done where none is named, or restore its config.json."
         )
 
 

@@ -187,3 +187,9 @@ def test_an_option_of_a_wrapper_that_is_gone_is_not_guessed(folder: Path, target
     change(folder, lambda c: c["wrappers"][0].pop("reconsider"))
     with pytest.raises(CheckpointError, match=r"config.json, pr: key 'reconsider' is missing, and every option"):
         load(f"dir:{folder}", target)
+
+
+@pytest.mark.parametrize("spec", ["hass+pr(m=3)", "eagle3.1+pr(m=3)"])
+def test_an_option_typed_wrongly_is_said_before_weights_are_missed(spec: str) -> None:
+    with pytest.raises(UsageError, match="pr: no option 'm'"):
+        load(spec)

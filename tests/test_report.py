@@ -856,8 +856,23 @@ def test_nothing_is_called_the_fastest_that_plain_decoding_beats(gain: float, wo
 
     speeds = (("a", gain), ("b", 0.4))
     rows: list[Any] = [SimpleNamespace(name=name, figures={"speedup": {"value": value}}) for name, value in speeds]
-    speed = Verdict(PairedRatio(gain / 0.4, 1.0, 2.0, None, None, 5), 0.5)
+    speed = Verdict(PairedRatio(gain / 0.4, 1.0, 2.0, None, None, 6), 0.5)
     pair: Any = SimpleNamespace(row=rows[0], against=rows[1], speed=speed)
     said = _fastest(rows, [pair])
     assert said is not None and said.startswith(f"{words} plain decoding; over the next, b, ")
     assert said.endswith("not a significant difference.")
+
+
+def test_batches_share_their_time_and_few_of_them_test_nothing(tmp_path):
+    rows = [attrs.evolve(one, group=0) for one in handmade.records()]
+    handmade.write(tmp_path / "run", rows, handmade.conditions(run__batch_size=2))
+    (section,) = collect([tmp_path / "run"]).sections
+    kinds = [kind for row in section.rows for kind in row.figures["categories"].values()]
+    assert kinds and all(kind["speedup"]["value"] is None and kind["tau"] is not None for kind in kinds)
+    names = [picture.name for picture in section_pictures(section)]
+    assert not [name for name in names if "categories" in name]
+    said = " ".join(picture.caption for picture in section_pictures(section))
+    assert "over batches of prompts" in said and "over prompts" not in said
+    assert tabulate.verdicts(section)[0][1].endswith(": too few batches of prompts to test it.")
+    (note, *_) = tabulate.head_to_head(section).notes
+    assert "intervals over batches of prompts" in note and "Holm" not in note

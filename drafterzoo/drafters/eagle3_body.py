@@ -68,8 +68,8 @@ class Eagle3Config:
             )
         if self.hidden_size != self.target_hidden_size and "borrowed" in (self.head, self.embedding):
             raise UsageError(
-                f"hidden_size={self.hidden_size} differs from the target's {self.target_hidden_size}, so head and "
-                f"embedding cannot be borrowed; set head='own' and embedding='own'."
+                f"hidden_size={self.hidden_size} differs from target_hidden_size={self.target_hidden_size}, so head "
+                f"and embedding cannot be borrowed; correct either, or set head='own' and embedding='own'."
             )
 
 

@@ -141,10 +141,19 @@ def _row(records: list[Record], plain: list[Record], unlike: list[Difference], m
         "equal_texts": len(records) - len(unlike) if must_be_equal else None,
         "ties": sum(d.tie for d in unlike),
         "categories": {
-            name: {"answers": len(metrics.first(part)), **_figures(part, [r for r in plain if r.category == name])}
+            name: {"answers": len(metrics.first(part)), **_of_category(part, [r for r in plain if r.category == name])}
             for name, part in metrics.by_category(records).items()
         },
     }
+
+
+def _of_category(records: list[Record], plain: list[Record]) -> dict[str, Any]:
+    """The figures of one kind of prompt. Prompts that were decoded together share their time, whatever their kind."""
+    figures = _figures(records, plain)
+    if any(r.group >= 0 for r in records):
+        none = statistics.PairedRatio(None, None, None, None, None, 0)
+        figures |= {"tokens_per_second": None, "speedup": none.as_dict()}
+    return figures
 
 
 def _comparisons(cells: Mapping[str, list[Record]]) -> list[dict[str, Any]]:

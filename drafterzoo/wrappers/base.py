@@ -50,8 +50,8 @@ class Wrapper(Drafter):
         missing = cls.needs - capabilities - {REJECTED_ROWS}
         if missing:
             raise UsageError(
-                f"{cls.name!r} cannot wrap {spec!r}: it needs a drafter with {', '.join(sorted(missing))}, and "
-                f"{spec!r} has {', '.join(sorted(capabilities)) or 'no such thing'}."
+                f"{cls.name!r} cannot wrap {spec!r}, which is not {' and '.join(sorted(missing))}; "
+                f"`drafterzoo show {cls.name}` says what it goes around, as in 'eagle3.1+{cls.name}'."
             )
         if cls.name in names:
             raise UsageError(f"{cls.name!r} cannot wrap {spec!r}, which has it already; name a wrapper once.")

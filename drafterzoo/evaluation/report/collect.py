@@ -134,6 +134,11 @@ class Section:
         return self.speeds[row.name, row.figures["budget"]]
 
 
+def resampled(section: Section) -> str:
+    """What intervals are over: prompts, or the batches in which they were decoded, which share their time."""
+    return "prompts" if section.conditions["run"]["batch_size"] == 1 else "batches of prompts"
+
+
 @attrs.frozen(eq=False)
 class Collection:
     """All that a report shows. differing: the fields in which sections differ, with each section's value.

@@ -10,7 +10,7 @@ from typing import Any
 
 from drafterzoo.evaluation.conditions import conditions_key
 from drafterzoo.evaluation.report.canvas import Canvas, Picture, beside, dodged, key, line, name_ends, reference
-from drafterzoo.evaluation.report.collect import Collection, Row, Section
+from drafterzoo.evaluation.report.collect import Collection, Row, Section, resampled
 from drafterzoo.evaluation.report.panels import (
     LINE,
     Lines,
@@ -44,7 +44,7 @@ def section_pictures(section: Section) -> list[Picture]:
     for budget in largest_budgets(section.drafted):
         pictures += [_depths(section, budget, "survival"), _depths(section, budget, "conditional")]
     pictures.append(_breakdown(section))
-    if len(section.rows[0].figures["categories"]) > 1:
+    if len(section.rows[0].figures["categories"]) > 1 and _batch_size(section) == 1:
         pictures += [_categories(section, budget) for budget in largest_budgets(section.drafted)]
     return saying(pictures, section.partial)
 
@@ -96,7 +96,7 @@ def _leaderboard(section: Section, what: str) -> Picture:
     return Picture(
         f"{section.number}-leaderboard-{what}",
         title,
-        "With 95 % intervals over prompts. Plain decoding is 1.",
+        f"With 95 % intervals over {resampled(section)}. Plain decoding is 1.",
         alt,
         ranked_height(entries),
         ranked(entries, "" if tau else "×", xlabel),
@@ -112,7 +112,7 @@ def _curve(section: Section, what: str) -> Picture:
     return Picture(
         f"{section.number}-budget-{what}",
         title,
-        f"Bars: 95 % intervals over prompts, side by side.{strokes_told(lines)}",
+        f"Bars: 95 % intervals over {resampled(section)}, side by side.{strokes_told(lines)}",
         f"{title}. {said.replace('x [', ' [') if tau else said}.",
         3.5,
         against_budget(lines, "τ, bonus counted" if tau else "speed-up over plain"),

@@ -12,9 +12,9 @@ from typing import Any
 import attrs
 
 from drafterzoo.evaluation.conditions import flatten, shared
-from drafterzoo.evaluation.report.collect import Collection, Comparison, Row, Section
+from drafterzoo.evaluation.report.collect import Collection, Comparison, Row, Section, resampled
 from drafterzoo.evaluation.report.offline import OfflineRow
-from drafterzoo.evaluation.report.verdicts import LEVEL, Verdict
+from drafterzoo.evaluation.report.verdicts import LEVEL, TESTABLE, Verdict
 from drafterzoo.evaluation.statistics import PairedRatio
 from drafterzoo.evaluation.tables import NOTHING, interval, number, short_budget
 from drafterzoo.wording import quantity
@@ -137,7 +137,7 @@ def head_to_head(section: Section) -> Table | None:
         )
         for c in section.comparisons
     )  # fmt: skip
-    notes = [paired_note(len(rows))]
+    notes = [paired_note(len(rows), resampled(section))]
     if any(c.tau.withdrawn or (c.speed is not None and c.speed.withdrawn) for c in section.comparisons):
         notes.append(withdrawn_note(len(rows)))
     if any(c.speed is None for c in section.comparisons):
@@ -329,18 +329,20 @@ def verdicts(section: Section) -> list[tuple[str, str]]:
     for budget in section.budgets:
         pairs = [c for c in section.comparisons if c.row.figures["budget"] == budget]
         rows = [row for row in section.drafted if row.figures["budget"] == budget and row.figures["speedup"]["value"]]
-        if len(rows) > 1 and (pair := _fastest(rows, pairs)) is not None:
+        if len(rows) > 1 and (pair := _fastest(rows, pairs, resampled(section))) is not None:
             sentences.append((short_budget(budget), pair))
     return sentences
 
 
-def _fastest(rows: Sequence[Row], pairs: Iterable[Comparison]) -> str | None:
+def _fastest(rows: Sequence[Row], pairs: Iterable[Comparison], over: str = "prompts") -> str | None:
     first, second = sorted(rows, key=lambda row: -row.figures["speedup"]["value"])[:2]
     for c in pairs:
         if {c.row.name, c.against.name} == {first.name, second.name} and c.speed is not None:
             ratio = c.speed.ratio if c.row is first else _inverse(c.speed.ratio)
             how = interval(ratio.as_dict()).replace("x", "×", 1)
             real = "a significant difference" if c.speed.clear else "not a significant difference"
+            if ratio.clusters < TESTABLE:
+                real = f"too few {over} to test it"
             gain = first.figures["speedup"]["value"]
             leads = (
                 f"{first.name} is the fastest," if gain >= 1 else f"plain decoding is faster than all; {first.name} has"
@@ -435,18 +437,19 @@ def _best(section: Section) -> Mapping[str, list[Row]]:
     return best
 
 
-def paired_note(comparisons: int) -> str:
+def paired_note(comparisons: int, over: str = "prompts") -> str:
+    corrected = f", after Holm's correction over the column's {comparisons} comparisons" if comparisons > 1 else ""
     return (
-        f"Paired by prompt, intervals over prompts; an interval that holds 1 leaves open which is better. p: of a swap "
-        f"test, after Holm's correction over {quantity(comparisons, 'comparison')} of the column; bold where it is "
-        f"below {LEVEL}."
+        f"Paired by prompt, intervals over {over}; an interval that holds 1 leaves open which is better. p: of a swap "
+        f"test{corrected}; bold where it is below {LEVEL}."
     )
 
 
 def withdrawn_note(comparisons: int) -> str:
+    counted = f" once Holm's correction counts the column's {comparisons} comparisons" if comparisons > 1 else ""
     return (
         f"{WITHDRAWN} The interval leaves out 1, but a swap test finds the difference not significant at "
-        f"{100 * LEVEL:.0f} % once Holm's correction counts {quantity(comparisons, 'comparison')} of the column."
+        f"{100 * LEVEL:.0f} %{counted}."
     )
 
 

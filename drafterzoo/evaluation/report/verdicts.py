@@ -13,6 +13,7 @@ from drafterzoo.evaluation import statistics
 from drafterzoo.evaluation.statistics import PairedRatio
 
 LEVEL = 0.05  # of significance, for all comparisons of one column together
+TESTABLE = 6  # prompts, or batches of them: of fewer, a swap test never comes out below the level (2 / 2^5 is above it)
 
 
 @attrs.frozen
