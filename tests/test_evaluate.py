@@ -492,7 +492,7 @@ def test_what_keeps_rejected_rows_is_refused_before_any_work(
 
 def test_a_checkpoint_of_another_target_is_refused(target: Target, tmp_path: Path) -> None:
     place = build("eagle3.1", tiny_target(vocab=32)).save_pretrained(tmp_path / "other")
-    with pytest.raises(CheckpointError, match=r"vocab_size is 32, but tiny-llama has 64"):
+    with pytest.raises(CheckpointError, match=r"vocab_size is 32, but the one here has 64"):
         drafterzoo.evaluate(f"dir:{place}", write_rollouts(tmp_path / "r.jsonl", target), target=target)
 
 
