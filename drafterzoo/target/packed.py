@@ -21,7 +21,7 @@ _BATCH_HINT = 8  # the layout is chosen for this many rows; 1 is worse from two 
 
 
 class PackedLinear(nn.Module):
-    """`nn.Linear` for inference in float32 on CPU: x [..., in] -> [..., out]. A float32 layer keeps no dense weight.
+    """`nn.Linear` for inference in float32 on CPU: x [..., in] -> [..., out]. A float32 layer keeps no dense weight but for `dense_rows`.
 
     dtype bfloat16 multiplies in bfloat16: half the memory to read, a rounded product. int8 rounds every output's
     weights to 127 steps of a scale of their own, the input and the product to bfloat16: a quarter of the memory to
