@@ -21,14 +21,14 @@ _BATCH_HINT = 8  # the layout is chosen for this many rows; 1 is worse from two 
 
 
 class PackedLinear(nn.Module):
-    """`nn.Linear` for inference in float32 on CPU: x [..., in] -> [..., out]. A float32 layer keeps no dense weight but for `dense_rows`.
+    """`nn.Linear` for inference in float32 on CPU: x [..., in] -> [..., out]. In float32 no dense weight is kept.
 
     dtype bfloat16 multiplies in bfloat16: half the memory to read, a rounded product. int8 rounds every output's
     weights to 127 steps of a scale of their own, the input and the product to bfloat16: a quarter of the memory to
     read. Many rows are bound by multiplying, which float32 does quicker, so the rounded weight is also kept packed in
     float32: the same numbers, summed in another order. Both keep the dense weight, to be given back as it was.
 
-    dense_rows: inputs of so many rows at most go through the dense weight, which is kept for them (float32 alone).
+    dense_rows: inputs of so many rows at most go through the dense weight, which is then kept (float32 alone).
     """
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32, dense_rows: int = 0) -> None:
