@@ -11,28 +11,24 @@ With random weights hardly a draft is accepted; the cost of a round hardly depen
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from typing import Any
 
 import torch
 from asking import at_least, run
-from overhead import PROMPT, WARM_UP
+from overhead import WARM_UP, a_parser, opened, the_drafter
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-import drafterzoo
 from drafterzoo.budget import Budget
 from drafterzoo.composition import innermost
 from drafterzoo.drafters.base import Drafter
 from drafterzoo.drafters.recurrent import RecurrentBody
 from drafterzoo.engine.contract import Frontier
-from drafterzoo.engine.decode import Batch, Round, Settings
-from drafterzoo.engine.sampling import Sampling
-from drafterzoo.registry import DRAFTERS
+from drafterzoo.engine.decode import Round
 from drafterzoo.wrappers.pr import PrState, Reconsideration
 
 
@@ -51,17 +47,11 @@ class Serial(Reconsideration):
 
 def three(address: str | None, target: str | None, options: dict[str, Any]) -> dict[str, Drafter]:
     """The bare drafter, with `+pr`, and with `+pr` done serially, all of one set of weights."""
-    if address is not None:
-        loaded = drafterzoo.load(address, target)
-        base = innermost(loaded)
-        config = loaded.config if isinstance(loaded, Reconsideration) else None
-    else:
-        bound = drafterzoo.load_target(target) if target else drafterzoo.load_target()
-        torch.manual_seed(0)
-        made = DRAFTERS.get("eagle3.1").create(bound, draft_vocab_size=min(12288, bound.vocab_size)).eval()
-        if bound.packed:
-            made.pack()
-        base, config = made, None
+    loaded = the_drafter(address, target, draft_vocab_size=12288)
+    base = innermost(loaded)
+    if base.target.packed and base.packed is None:
+        base.pack()
+    config = loaded.config if isinstance(loaded, Reconsideration) else None
     if not isinstance(base, RecurrentBody):
         raise SystemExit(f"coforward: {base.spec} is no recurrent drafter, and pr cannot be around it.")
     config = Reconsideration.default_config(base.target, **options) if config is None or options else config
@@ -71,16 +61,8 @@ def three(address: str | None, target: str | None, options: dict[str, Any]) -> d
 
 def measure(drafters: dict[str, Drafter], budget: Budget, n: int, repeats: int) -> dict[str, Any]:
     """Medians of a round of each: milliseconds, drafter's forwards, ratio to the bare drafter's with its quartiles."""
-    target = drafters["bare"].target
-    prompt = target.encode_chat([{"role": "user", "content": PROMPT}]) if target.tokenizer else list(range(5, 45))
-    room = min(target.max_positions - len(prompt), (budget.depth + 1) * (repeats + WARM_UP) + 1)
-    settings = Settings(budget, Sampling(), room)
-    batches = {
-        name: Batch(drafter, target, [prompt] * n, settings, list(range(n))) for name, drafter in drafters.items()
-    }
+    batches = {name: opened(drafter, drafter.target, budget, n, 0.0, repeats) for name, drafter in drafters.items()}
     rounds: dict[str, list[Round]] = {name: [] for name in batches}
-    for batch in batches.values():
-        batch.prefill()
     for _ in range(WARM_UP + repeats):
         for name, batch in batches.items():
             found = batch.round()[0].round
@@ -126,9 +108,7 @@ def show(rows: list[dict[str, Any]], title: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The time of a round with reconsideration over that without.")
-    parser.add_argument("-d", "--drafter", help="name, dir:path or hub:address; default: eagle3.1 with random weights")
-    parser.add_argument("-t", "--target", help="name or directory; default: the drafter's own, or the embedded target")
+    parser = a_parser("The time of a round with reconsideration over that without.")
     parser.add_argument("--nodes", type=at_least(1), nargs="+", default=[24, 48])
     parser.add_argument("--depth", type=at_least(1), default=8)
     parser.add_argument("--grow", type=at_least(1), default=6)

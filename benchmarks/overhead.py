@@ -88,14 +88,20 @@ def draft_bare(drafter: Recorder, state: DraftState, offer: int) -> None:
             drafter._inner.expand(state, call[0], Answered(call[1], offer))
 
 
-def measure(drafter: Drafter, budget: Budget, n: int, temperature: float, repeats: int) -> dict[str, Any]:
-    """Times of one setting: medians in milliseconds, and the ratio with its quartiles."""
-    target, recorder, reader = drafter.target, Recorder(drafter), Recorder(drafter.target)
+def opened(drafter: Any, target: Any, budget: Budget, n: int, temperature: float, repeats: int) -> Batch:
+    """The same prompt n times, read, with room for so many rounds after the warm-up."""
     prompt = target.encode_chat([{"role": "user", "content": PROMPT}]) if target.tokenizer else list(range(5, 45))
     room = min(target.max_positions - len(prompt), (budget.depth + 1) * (repeats + WARM_UP) + 1)
     settings = Settings(budget, Sampling(temperature=temperature), room)
-    batch = Batch(recorder, reader, [prompt] * n, settings, list(range(n)))
+    batch = Batch(drafter, target, [prompt] * n, settings, list(range(n)))
     batch.prefill()
+    return batch
+
+
+def measure(drafter: Drafter, budget: Budget, n: int, temperature: float, repeats: int) -> dict[str, Any]:
+    """Times of one setting: medians in milliseconds, and the ratio with its quartiles."""
+    target, recorder, reader = drafter.target, Recorder(drafter), Recorder(drafter.target)
+    batch = opened(recorder, reader, budget, n, temperature, repeats)
     rounds, verifies, drafts = [], [], []
     for repeat in range(WARM_UP + repeats):
         whole = seconds(batch.round, target.device)
@@ -114,8 +120,8 @@ def measure(drafter: Drafter, budget: Budget, n: int, temperature: float, repeat
     }  # fmt: skip
 
 
-def the_drafter(address: str | None, target: str | None) -> Drafter:
-    """The drafter asked for, or eagle3.1 with random weights and 8192 draft tokens."""
+def the_drafter(address: str | None, target: str | None, draft_vocab_size: int = 8192) -> Drafter:
+    """The drafter asked for, or eagle3.1 with random weights and so many draft tokens, not packed."""
     import drafterzoo
     from drafterzoo.registry import DRAFTERS
 
@@ -123,7 +129,15 @@ def the_drafter(address: str | None, target: str | None) -> Drafter:
         return drafterzoo.load(address, target)
     bound = drafterzoo.load_target(target) if target else drafterzoo.load_target()
     torch.manual_seed(0)
-    return DRAFTERS.get("eagle3.1").create(bound, draft_vocab_size=min(8192, bound.vocab_size)).eval()
+    return DRAFTERS.get("eagle3.1").create(bound, draft_vocab_size=min(draft_vocab_size, bound.vocab_size)).eval()
+
+
+def a_parser(description: str) -> argparse.ArgumentParser:
+    """A parser that asks for a drafter and a target, as `the_drafter` takes them."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("-d", "--drafter", help="name, dir:path or hub:address; default: eagle3.1 with random weights")
+    parser.add_argument("-t", "--target", help="name or directory; default: the drafter's own, or the embedded target")
+    return parser
 
 
 def show(rows: list[dict[str, Any]], title: str) -> None:
@@ -141,9 +155,7 @@ def show(rows: list[dict[str, Any]], title: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Round time over the bare target and drafter forwards.")
-    parser.add_argument("-d", "--drafter", help="name, dir:path or hub:address; default: eagle3.1 with random weights")
-    parser.add_argument("-t", "--target", help="name or directory; default: the drafter's own, or the embedded target")
+    parser = a_parser("Round time over the bare target and drafter forwards.")
     parser.add_argument("--nodes", type=at_least(1), nargs="+", default=[8, 48])
     parser.add_argument("--batches", type=at_least(1), nargs="+", default=[1, 4, 8])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])

@@ -650,7 +650,7 @@ def test_so_many_documents_are_taken_evenly_and_every_held_out_one(splits: list[
     assert len(chosen) == min(documents, len(train)) and thinned(whole, None) is whole
     assert (kept is whole) == (documents >= len(train)) and (kept is whole or kept.sha256 != whole.sha256)
     places = [train.index(rows.index(kept.rows[i])) for i in chosen]
-    gaps = [b - a for a, b in zip([-1, *places], [*places, len(train)], strict=False)]
+    gaps = [b - a for a, b in zip([-1, *places], [*places, len(train)], strict=True)]
     assert places == sorted(places) and (not chosen or max(gaps) <= len(train) // len(chosen) + 1)
 
 

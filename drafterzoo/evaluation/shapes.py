@@ -63,19 +63,25 @@ class _Run:
 
 
 @attrs.frozen
-class Conditions:
-    """conditions.json of `bench`, and of a table of a grid."""
+class _Described:
+    """What all conditions tell: the target, the surroundings, and what the rows are."""
 
     target: _Target
-    suite: _Suite
-    prompting: _Prompting
-    sampling: _Sampling
-    run: _Run
     machine: _Machine
     code: dict
     drafters: dict[str, dict]
     budgets: tuple[str, ...]
     date: str
+
+
+@attrs.frozen
+class Conditions(_Described):
+    """conditions.json of `bench`, and of a table of a grid."""
+
+    suite: _Suite
+    prompting: _Prompting
+    sampling: _Sampling
+    run: _Run
 
 
 @attrs.frozen
@@ -95,19 +101,13 @@ class _Rule:
 
 
 @attrs.frozen
-class Evaluated:
+class Evaluated(_Described):
     """conditions.json of `evaluate`."""
 
-    target: _Target
     rollouts: _Rollouts
     sampling: _Rule
     convention: dict
     run: dict
-    machine: _Machine
-    code: dict
-    drafters: dict[str, dict]
-    budgets: tuple[str, ...]
-    date: str
 
 
 @attrs.frozen

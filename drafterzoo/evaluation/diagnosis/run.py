@@ -138,7 +138,7 @@ def _check_place(folder: Path, conditions: dict[str, Any]) -> None:
         before = json.loads((folder / FILE).read_text(encoding="utf-8"))["conditions"]
     except (OSError, ValueError, KeyError, TypeError):
         before = {}
-    if key_of(before) != key_of(json.loads(json.dumps(conditions))):
+    if key_of(before) != key_of(conditions):
         raise UsageError(f"{folder} holds something else; name another folder with --out, or move that one away.")
 
 
