@@ -54,6 +54,9 @@ def check_shape(cls: type, value: Any, where: str, remedy: str, path: str = "") 
                 raise DataError(f"{where}: {named} is missing; {remedy}.")
         elif attrs.has(kind):
             check_shape(kind, value[field.name], where, remedy, f"{named}.")
+        elif get_origin(kind) is tuple and attrs.has(get_args(kind)[0]) and isinstance(value[field.name], list):
+            for index, one in enumerate(value[field.name]):
+                check_shape(get_args(kind)[0], one, where, remedy, f"{named}[{index}].")
         elif not fits(value[field.name], kind):
             raise DataError(f"{where}: {named} is {value[field.name]!r}, expected {in_words(kind)}; {remedy}.")
 

@@ -6,6 +6,11 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from drafterzoo.evaluation.diagnosis import folder as diagnosis_folder
+from drafterzoo.evaluation.diagnosis.summary import summarise
+from drafterzoo.evaluation.diagnosis.tokens import Tokens
 from drafterzoo.evaluation.offline.lines import Line, LinesFile
 from drafterzoo.evaluation.results import Record, ResultsWriter
 
@@ -131,4 +136,26 @@ def write_evaluation(folder: Path, some: list[Line] | None = None, made: dict[st
     """A results directory of an evaluation without a summary."""
     with LinesFile(folder, made or evaluation_conditions()) as file:
         file.append(lines() if some is None else some)
+    return folder
+
+
+def write_diagnosis(folder: Path, drafter: str = "good", again: bool = False, **changes: Any) -> Path:
+    """A diagnosis of six drafted tokens, four of them rejected; second thoughts recover two of those."""
+    columns: dict[str, Any] = {
+        "depth": torch.tensor([1, 1, 1, 2, 2, 2]),
+        "sure": torch.tensor([0.95, 0.3, 0.4, 0.6, 0.2, 1.0]),
+        "target": torch.tensor([0.99, 0.95, 0.4, 0.7, 0.92, 0.3]),
+        "right": torch.tensor([True, False, False, False, True, False]),
+    }
+    if again:
+        columns["again"] = torch.tensor([0.9, 0.8, 0.4, 0.5, 0.9, 0.9])
+        columns["right_again"] = torch.tensor([True, True, False, False, True, True])
+    made = {
+        "target": CONDITIONS["target"], "drafter": {"spec": drafter},
+        "rollouts": {"name": "r.jsonl", "sha256": "cd", "split": None, "answers": 3},
+        "depth": 2, "bins": 10, "machine": CONDITIONS["machine"], "code": CONDITIONS["code"], **changes,
+    }  # fmt: skip
+    folder.mkdir(parents=True)
+    summary = {"drafter": drafter, "conditions": made, **summarise(Tokens(**columns), made["bins"])}
+    diagnosis_folder.write(folder, summary)
     return folder

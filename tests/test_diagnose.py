@@ -70,7 +70,7 @@ def test_the_buckets_add_up() -> None:
     assert (plain["tokens"], plain["rejected"], plain["acceptance"]) == (6, 4, 2 / 6)
     assert plain["unsure_share"] == 0.5 and plain["unsure_while_target_decisive_share"] == 0.25
     assert [row["acceptance"] for row in plain["by_depth"]] == [1 / 3, 1 / 3]
-    assert plain["by_confidence"][9] == {"from": 0.9, "to": 1.0, "tokens": 2, "acceptance": 0.5}
+    assert plain["by_confidence"][9] == {"low": 0.9, "high": 1.0, "tokens": 2, "acceptance": 0.5}
     found = {(row["drafter"], row["target"]): row["rejected"] for row in plain["buckets"]}
     assert {key: count for key, count in found.items() if count} == {
         ("below 0.5", "from 0.9"): 1, ("below 0.5", "below 0.5"): 1, ("0.5 to 0.9", "0.5 to 0.9"): 1,
@@ -92,7 +92,10 @@ def test_a_folder_holds_numbers_and_pictures(target: Target, rollouts: Path, tmp
     drafter = drafter_of(target, name)
     found = diagnose(drafter, rollouts, depth=2, out=tmp_path / "out", batch_size=2)
     kept = json.loads((tmp_path / "out" / "diagnosis.json").read_text())
-    assert kept == json.loads(json.dumps(found.summary)) and kept["conditions"]["rollouts"]["answers"] == 3
+    assert (
+        kept == {"format_version": 1, **json.loads(json.dumps(found.summary))}
+        and kept["conditions"]["rollouts"]["answers"] == 3
+    )
     names = ["acceptance", "share"] + (["recovered"] if "pr" in name else [])
     files = {path.name for path in (tmp_path / "out").iterdir()}
     assert files == {"diagnosis.json", *(f"{n}.{kind}" for n in names for kind in ("png", "svg"))}

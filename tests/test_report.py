@@ -21,7 +21,7 @@ from drafterzoo.budget import Budget
 from drafterzoo.cli import main
 from drafterzoo.errors import DataError, UsageError
 from drafterzoo.evaluation import statistics
-from drafterzoo.evaluation.report import offline_tables, tabulate
+from drafterzoo.evaluation.report import diagnosis_tables, offline_tables, tabulate
 from drafterzoo.evaluation.report.canvas import DARK, LIGHT, Canvas, _apart, dodged, recoloured
 from drafterzoo.evaluation.report.collect import collect
 from drafterzoo.evaluation.report.definitions import DEFINITIONS, find
@@ -541,6 +541,88 @@ def test_broken_evaluations_are_refused_and_nothing_is_changed(tmp_path, capsys)
     assert "there is no answer in" in refused(capsys, folder)[1]
 
 
+def test_diagnoses_of_the_same_answers_are_reported_in_one_section_apart(tmp_path, undrawn):
+    handmade.write(tmp_path / "runs" / "decoded", handmade.records(("good",)), handmade.conditions(("good",)))
+    handmade.write_diagnosis(tmp_path / "runs" / "one", "good")
+    handmade.write_diagnosis(tmp_path / "runs" / "two", "good+pr", again=True)
+    result = drafterzoo.report(tmp_path / "runs", tmp_path / "out")
+    (section,) = result.summary["diagnoses"]
+    assert section["number"] == 2 and [row["name"] for row in section["rows"]] == ["good", "good+pr"]
+    assert [row["acceptance"] for row in section["rows"]] == [2 / 6, 2 / 6]
+    text = result.page.read_text(encoding="utf-8")
+    page = Page(text)
+    head, bare, again = page.tables["leaderboard-2"]
+    assert head == [
+        "drafter", "tokens", "accepted", "at depth 1", "at depth 2", "rejected while unsure", "and the target decisive",
+        "recovered",
+    ]  # fmt: skip
+    # four are rejected, two of them while unsure, and one of these against a decisive target
+    assert bare == ["good", "6", "0.333", "0.333", "0.333", "0.500", "0.250", "-"] and again[-1] == "0.500"
+    assert page.tables["confidence-2"][0][2:] == [f"{i / 10:g} to {(i + 1) / 10:g}" for i in range(10)]
+    assert page.tables["confidence-2"][1][-1] == "0.500" and page.tables["confidence-2"][2][-1] == "2"
+    assert page.tables["rejected-2"][10] == ["good", "all", "all", "4", "1.000", "-", "-", "-"]
+    assert page.tables["rejected-2"][20] == ["good+pr", "all", "all", "4", "1.000", "0.500", "+0.200", "-0.050"]
+    assert text.index("leaderboard-1") < text.index("When drafters are wrong") < text.index("leaderboard-2")
+    alts = [alt for alt in page.alts if alt.startswith(("Acceptance by conf", "Rejected tokens", "Recovered"))]
+    assert len(alts) == 4 and "good: 0.2 to 0.3 100.0%" in alts[0] and "good+pr: 0.2" in alts[0]
+    assert {path.stem for path in result.figures if path.stem.startswith("2-")} == {
+        "2-acceptance-confidence", "2-share-1", "2-share-2", "2-recovered-2",
+    }  # fmt: skip
+    page_of = [row for row in page.tables["conditions-2"] if row[0].startswith("diagnosis")]
+    assert page_of == [
+        [f"diagnosis {name}", f"cpu, {tmp_path / 'runs' / name}"] for name in ("one", "two")
+    ]  # fmt: skip
+
+
+def test_diagnoses_share_a_section_only_where_the_same_was_asked(tmp_path):
+    handmade.write_diagnosis(tmp_path / "a", "good")
+    handmade.write_diagnosis(tmp_path / "b", "good")
+    handmade.write_diagnosis(tmp_path / "c", "poor", depth=3)
+    first, second = collect([tmp_path, tmp_path / "a"]).diagnoses  # given twice, read once
+    assert first.drafters == ["good (a)", "good (b)"] and second.drafters == ["poor"]
+    table = diagnosis_tables.overview([first, second])
+    assert [column.title for column in table.columns] == ["section", "depth", "most accepted"]
+    assert [cell.text for cell in table.rows[1]] == ["2", "3", "0.333 poor"]
+    assert [cell.text for cell in diagnosis_tables.leaderboard(second).rows[0]][3:6] == ["0.333", "0.333", "-"]
+
+
+def test_a_diagnosis_alone_makes_a_page_with_its_figures(tmp_path):
+    handmade.write_diagnosis(tmp_path / "run", "good+pr", again=True)
+    result = drafterzoo.report(tmp_path / "run")
+    assert result.page.parent == tmp_path / "run" / "report" and len(result.figures) == 6
+    assert not result.summary["sections"] and "Drafters on r.jsonl, target tiny" in result.page.read_text()
+
+
+BROKEN_DIAGNOSES = [
+    ("drafter", 3, "drafter is 3, expected a text"),
+    ("tokens", "six", "tokens is 'six', expected a whole number"),
+    ("by_confidence", [], "by_confidence has 0 bins, expected 10"),
+    ("by_confidence.0", {}, "by_confidence[0].low is missing"),
+    ("by_confidence.0", 3, "by_confidence[0] is 3, expected an object"),
+    ("by_confidence.9.acceptance", None, "by_confidence[9].acceptance is None of 2 tokens, expected a share"),
+    ("by_depth.0.acceptance", 1.5, "by_depth[0].acceptance is 1.5 of 3 tokens, expected a share from 0 to 1"),
+    ("buckets.4.drafter", "never", "buckets are not one for each of below 0.5, 0.5 to 0.9, from 0.9"),
+    ("buckets.2.recovered", -1.0, "buckets[2].recovered is -1.0 of 1 tokens, expected a share"),
+    ("all_rejected.share", "all", "all_rejected.share is 'all', expected a number"),
+    ("conditions.rollouts", [], "conditions.rollouts is [], expected an object"),
+    ("format_version", 2, "format_version is 2, expected 1; read it with the drafterzoo that wrote it"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "words"), BROKEN_DIAGNOSES)
+def test_damaged_diagnoses_are_named_by_file_and_key(tmp_path, capsys, key, value, words):
+    path = handmade.write_diagnosis(tmp_path / "run", again=True) / "diagnosis.json"
+    whole = json.loads(path.read_text())
+    *places, last = [int(name) if name.isdigit() else name for name in key.split(".")]
+    inside = whole
+    for place in places:
+        inside = inside[place]
+    inside[last] = value
+    path.write_text(json.dumps(whole))
+    status, said = refused(capsys, tmp_path / "run")
+    assert status == 1 and f"diagnosis.json: {words}" in said and not (tmp_path / "run" / "report").exists()
+
+
 DAMAGED = ("", "{", "[]", "null", "{}", "\x00")
 
 
@@ -691,8 +773,8 @@ def refused(capsys, *words):
 
 def test_no_results(tmp_path, capsys):
     assert refused(capsys, tmp_path)[1].endswith(
-        f"{tmp_path} holds no results (no conditions.json in it or below it); give folders that `drafterzoo bench`, "
-        f"`grid` or `evaluate` wrote."
+        f"{tmp_path} holds no results (no conditions.json or diagnosis.json in it or below it); give folders that "
+        f"`drafterzoo bench`, `grid`, `evaluate` or `diagnose` wrote."
     )
     assert "is not a folder" in refused(capsys, tmp_path / "nowhere")[1]
     assert refused(capsys)[0] == 2

@@ -38,10 +38,12 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(browser, tmp_path_factory):
-    """The browser with a report of two sections open."""
+    """The browser with a report of two decoded sections and one of diagnoses open."""
     root = tmp_path_factory.mktemp("report")
     handmade.write(root / "runs" / "a")
     handmade.write(root / "runs" / "b", None, handmade.conditions(run__batch_size=2))
+    handmade.write_diagnosis(root / "runs" / "c", "good")
+    handmade.write_diagnosis(root / "runs" / "d", "good+pr", again=True)
     written = drafterzoo.report(root / "runs", root / "out", definition="vllm")
     browser.get("data:,")
     browser.get_log("performance")  # the browser's own start page

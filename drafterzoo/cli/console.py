@@ -47,11 +47,8 @@ class Found(Protocol):
     def table(self) -> Any: ...
 
 
-def show_found(found: Found, remarks: Sequence[str], json: bool, reported: bool = True) -> None:
-    """The summary as JSON, or the tables with a line per remark below them; then where the results lie, on stderr.
-
-    reported: whether `drafterzoo report` makes a page of them.
-    """
+def show_found(found: Found, remarks: Sequence[str], json: bool) -> None:
+    """The summary as JSON, or the tables with a line per remark below them; then where the results lie, on stderr."""
     if json:
         print_json(found.summary)
     else:
@@ -59,7 +56,7 @@ def show_found(found: Found, remarks: Sequence[str], json: bool, reported: bool 
         for line in remarks:
             out().print(line, markup=False, soft_wrap=True)
     err().print(f"results: {found.directory}", style="dim", soft_wrap=True)
-    if reported and not json:
+    if not json:
         err().print(
             f"a page of them: drafterzoo report {shlex.quote(str(found.directory))}", style="dim", soft_wrap=True
         )

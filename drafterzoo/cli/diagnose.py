@@ -78,4 +78,4 @@ def diagnose(
         figures=not no_figures,
         show_progress=True,
     )
-    show_found(result, [], json, reported=False)
+    show_found(result, [], json)

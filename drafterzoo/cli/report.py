@@ -23,13 +23,13 @@ def report(
     output: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
     json: Json = False,
 ) -> None:
-    """Write one HTML page about results of bench, grid or evaluate.
+    """Write one HTML page about results of bench, grid, evaluate or diagnose.
 
     Example: `drafterzoo report runs/bench-2026-11-29-starter-1a2b3c --out report`
 
     The page is one file that loads nothing from anywhere; every figure lies beside it as PNG and SVG. Rows whose
     conditions differ in anything but the drafter get sections of their own, and the page says what differs. What
-    `drafterzoo evaluate` counted on rollouts stands apart from what was decoded.
+    `drafterzoo evaluate` counted on rollouts, and what `drafterzoo diagnose` found, stand apart from what was decoded.
 
     Parameters
     ----------

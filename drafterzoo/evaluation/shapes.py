@@ -132,6 +132,72 @@ class Summary:
 
 
 @attrs.frozen
+class _Asked:
+    name: str
+    split: str | None
+    answers: int
+
+
+@attrs.frozen
+class _OfDiagnosis:
+    target: _Target
+    rollouts: _Asked
+    drafter: dict
+    depth: int
+    bins: int
+    machine: _Machine
+    code: dict
+
+
+@attrs.frozen
+class _Bin:
+    low: float
+    high: float
+    tokens: int
+    acceptance: float | None
+
+
+@attrs.frozen
+class _AtDepth:
+    tokens: int
+    acceptance: float | None
+
+
+@attrs.frozen
+class _Rejected:
+    """recovered and the rises: of a drafter with second thoughts alone."""
+
+    rejected: int
+    share: float | None
+    recovered: float | None = None
+    rise_recovered: float | None = None
+    rise_not_recovered: float | None = None
+
+
+@attrs.frozen
+class _Bucket(_Rejected):
+    drafter: str = attrs.field(kw_only=True)
+    target: str = attrs.field(kw_only=True)
+
+
+@attrs.frozen
+class Diagnosed:
+    """diagnosis.json."""
+
+    drafter: str
+    conditions: _OfDiagnosis
+    tokens: int
+    rejected: int
+    acceptance: float | None
+    by_depth: tuple[_AtDepth, ...]
+    by_confidence: tuple[_Bin, ...]
+    unsure_share: float | None
+    unsure_while_target_decisive_share: float | None
+    buckets: tuple[_Bucket, ...]
+    all_rejected: _Rejected
+
+
+@attrs.frozen
 class GridFile:
     """grid.json."""
 

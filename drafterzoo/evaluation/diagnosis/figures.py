@@ -5,43 +5,65 @@ Knows a diagnosis's summary and how a report's figures are drawn; nothing of mod
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from drafterzoo.evaluation.diagnosis.summary import NAMES
-from drafterzoo.evaluation.report.canvas import Canvas, Picture
+from drafterzoo.evaluation.diagnosis.summary import NAMES, bin_name
+from drafterzoo.evaluation.report.canvas import Canvas, End, Picture, name_ends
 
 
-def pictures(summary: dict[str, Any], name: str, conditions: str) -> list[Picture]:
-    """Two for any drafter, a third where there are second thoughts. name: the drafter's, as the report calls it."""
-    made = [_acceptance(summary, name, conditions), _table(summary, "share", "Rejected tokens", conditions)]
-    if "recovered" in summary["all_rejected"]:
-        made.append(_table(summary, "recovered", "Recovered by second thoughts", conditions))
-    return made
+def pictures(summary: dict[str, Any], conditions: str) -> list[Picture]:
+    """Of one diagnosis: two for any drafter, a third where there are second thoughts."""
+    return [acceptance({summary["drafter"]: summary}, "acceptance", conditions), *tables(summary, "{}", conditions)]
 
 
-def _acceptance(summary: dict[str, Any], name: str, conditions: str) -> Picture:
-    bins = [row for row in summary["by_confidence"] if row["tokens"]]
-    said = ", ".join(f"{row['from']:.1f} to {row['to']:.1f}: {row['acceptance']:.1%}" for row in bins)
+def acceptance(summaries: Mapping[str, dict[str, Any]], name: str, conditions: str) -> Picture:
+    """How often each drafter is right at which chance of its own choice: one line per drafter."""
+    lines = {drafter: [row for row in one["by_confidence"] if row["tokens"]] for drafter, one in summaries.items()}
+    said = "; ".join(
+        f"{drafter}: " + ", ".join(f"{bin_name(row)} {_percent(row['acceptance'])}" for row in rows)
+        for drafter, rows in lines.items()
+    )
 
     def draw(canvas: Canvas) -> None:
-        axes = canvas.axes
-        for row in bins:
-            width = row["to"] - row["from"]
-            axes.bar(row["from"] + width / 2, 100 * row["acceptance"], width * 0.86, color=canvas.colour(name))
+        axes, ends = canvas.axes, []
         axes.plot([0, 1], [0, 100], color=canvas.theme.muted, linewidth=1, linestyle=":")
+        for drafter, rows in lines.items():
+            x = [(row["low"] + row["high"]) / 2 for row in rows]
+            y = [100 * row["acceptance"] for row in rows]
+            colour, marker = canvas.colour(drafter), canvas.marker(drafter)
+            axes.plot(x, y, color=colour, marker=marker, markersize=6, linewidth=1.8, clip_on=False)
+            ends += [End(x[-1], y[-1], drafter, colour)] if rows else []
         axes.set_xlim(0, 1)
         axes.set_ylim(0, 100)
         axes.grid(axis="y")
         axes.set_xlabel("the drafter's chance of its own choice")
         axes.set_ylabel("accepted, %")
+        if len(lines) > 1:
+            name_ends(canvas, ends)
 
-    caption = f"Of {summary['tokens']:,} drafted tokens. On the dotted line a chance of 0.7 is right 7 times in 10."
-    return Picture(
-        "acceptance", "Acceptance by confidence", caption, f"Acceptance by confidence: {said}.", 3.2, draw, conditions
+    counts = ", ".join(
+        f"{one['tokens']:,} by {drafter}" if len(summaries) > 1 else f"{one['tokens']:,}"
+        for drafter, one in summaries.items()
     )
+    caption = f"Drafted tokens: {counts}. On the dotted line a chance of 0.7 is right 7 times in 10."
+    title = "Acceptance by confidence"
+    return Picture(name, title, caption, f"{title}. {said}.", 3.2, draw, conditions)
 
 
-def _table(summary: dict[str, Any], what: str, title: str, conditions: str) -> Picture:
+def tables(summary: dict[str, Any], name: str, conditions: str, of: str = "") -> list[Picture]:
+    """Rejected tokens by both confidences, and of a drafter with second thoughts what they recover.
+
+    name: of a picture, with braces for what it shows. of: the drafter, where others stand beside it.
+    """
+    after = f", {of}" if of else ""
+    made = [_table(summary, "share", f"Rejected tokens{after}", name, conditions)]
+    if "recovered" in summary["all_rejected"]:
+        made.append(_table(summary, "recovered", f"Recovered by second thoughts{after}", name, conditions))
+    return made
+
+
+def _table(summary: dict[str, Any], what: str, title: str, name: str, conditions: str) -> Picture:
     """Three by three: drafter's confidence from left to right, target's from the bottom up."""
     cells = {(row["drafter"], row["target"]): row[what] for row in summary["buckets"]}
     said = "; ".join(f"drafter {d}, target {t}: {_percent(value)}" for (d, t), value in cells.items())
@@ -69,7 +91,7 @@ def _table(summary: dict[str, Any], what: str, title: str, conditions: str) -> P
     caption = f"Shares of {summary['rejected']:,} rejected tokens."
     if what == "recovered":
         caption = f"Of the rejected tokens in each box; {_percent(whole['recovered'])} of all of them."
-    return Picture(what, title, caption, f"{title}: {said}.", 3.2, draw, conditions)
+    return Picture(name.format(what), title, caption, f"{title}. {said}.", 3.2, draw, conditions)
 
 
 def _percent(value: float | None) -> str:

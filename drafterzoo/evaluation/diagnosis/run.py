@@ -6,7 +6,6 @@ or of how a figure is drawn. The folder: diagnosis.json, and every figure as PNG
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,19 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from drafterzoo import checkpoint
-from drafterzoo.disk import check_folder
+from drafterzoo.disk import writing
 from drafterzoo.drafters.base import Drafter
 from drafterzoo.engine.replay import Recording
 from drafterzoo.errors import DataError, UsageError
 from drafterzoo.evaluation.conditions import code, drafter_conditions, machine, target_conditions
 from drafterzoo.evaluation.contenders import bind
 from drafterzoo.evaluation.diagnosis.figures import pictures
+from drafterzoo.evaluation.diagnosis.folder import check_place, conditions_line, write
 from drafterzoo.evaluation.diagnosis.summary import grids, summarise
 from drafterzoo.evaluation.diagnosis.tokens import check_drafter, drafted, joined
 from drafterzoo.evaluation.offline.lines import key_of
 from drafterzoo.evaluation.offline.teacher import check_length, teach
 from drafterzoo.evaluation.report.canvas import check_matplotlib, for_files
+from drafterzoo.evaluation.results import write_whole
 from drafterzoo.evaluation.tables import drawn
 from drafterzoo.progress import progress
 from drafterzoo.target.target import Target
@@ -36,7 +36,6 @@ from drafterzoo.wording import quantity
 if TYPE_CHECKING:
     from rich.console import Group
 
-FILE = "diagnosis.json"
 MOST = 4096  # of depth, bins and answers read at once: beyond, a slip of the keyboard
 
 
@@ -98,7 +97,7 @@ def diagnose(
         "code": code(),
     }
     folder = Path(out) if out else Path("runs") / f"diagnose-{kept.path.stem}-{key_of(conditions)[:8]}"
-    _check_place(folder, conditions)
+    check_place(folder, conditions)
     parts = []
     title = f"{kept.path.name}: {quantity(len(recordings), 'answer')}"
     with progress(title, len(recordings), "answers") if show_progress else nullcontext(None) as bar:
@@ -129,29 +128,12 @@ def _recordings(kept: Rollouts, target: Target, split: str | None, limit: int | 
     return [Recording(row.prompt_ids, row.response_ids) for _, row in chosen]
 
 
-def _check_place(folder: Path, conditions: dict[str, Any]) -> None:
-    """Raise UsageError unless the folder is free or holds this very diagnosis, DiskError when it cannot be written."""
-    check_folder(folder, f"{folder}:", "choose another --out")
-    if not folder.is_dir() or not any(folder.iterdir()):
-        return
-    try:
-        before = json.loads((folder / FILE).read_text(encoding="utf-8"))["conditions"]
-    except (OSError, ValueError, KeyError, TypeError):
-        before = {}
-    if key_of(before) != key_of(conditions):
-        raise UsageError(f"{folder} holds something else; name another folder with --out, or move that one away.")
-
-
 def _write(folder: Path, summary: dict[str, Any], figures: bool) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    checkpoint.write_whole(folder / FILE, (json.dumps(summary, indent=2) + "\n").encode())
-    if not figures:
-        return
-    about = summary["conditions"]
-    said = (
-        f"{summary['drafter']} on {about['target']['name']}, {quantity(about['rollouts']['answers'], 'answer')} of "
-        f"{about['rollouts']['name']}, {about['depth']} deep"
-    )
-    for picture in pictures(summary, summary["drafter"], said):
-        for kind, content in for_files(picture, [summary["drafter"]]).items():
-            checkpoint.write_whole(folder / f"{picture.name}.{kind}", content)
+    with writing(f"{folder}:"):
+        folder.mkdir(parents=True, exist_ok=True)
+        write(folder, summary)
+        if not figures:
+            return
+        for picture in pictures(summary, f"{summary['drafter']} on {conditions_line(summary['conditions'])}"):
+            for kind, content in for_files(picture, [summary["drafter"]]).items():
+                write_whole(folder / f"{picture.name}.{kind}", content)

@@ -5,6 +5,7 @@ Knows the columns of `Tokens`; nothing of models, files or figures. A bucket wit
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ def summarise(tokens: Tokens, bins: int = 10) -> dict[str, Any]:
         "acceptance": ratio(int(tokens.right.sum()), len(tokens.right)),
         "by_depth": [_accepted(tokens, tokens.depth == d) for d in range(1, int(tokens.depth.max()) + 1)],
         "by_confidence": [
-            {"from": i / bins, "to": (i + 1) / bins, **_accepted(tokens, _bin(tokens.sure, bins) == i)}
+            {"low": i / bins, "high": (i + 1) / bins, **_accepted(tokens, _bin(tokens.sure, bins) == i)}
             for i in range(bins)
         ],
         "unsure_share": ratio(int(unsure.sum()), total),
@@ -85,10 +86,7 @@ def grids(summary: dict[str, Any]) -> list[Grid]:
         "Acceptance by the drafter's own confidence",
         "Every token of the answers is a root once; a draft counts where all before it were right.",
         ("chance of its choice", "tokens", "accepted"),
-        tuple(
-            (f"{row['from']:.1f} to {row['to']:.1f}", f"{row['tokens']:,}", _percent(row["acceptance"]))
-            for row in summary["by_confidence"]
-        ),
+        tuple((bin_name(row), f"{row['tokens']:,}", _percent(row["acceptance"])) for row in summary["by_confidence"]),
         labels=1,
     )
     whole = {"drafter": "all", "target": "all", **summary["all_rejected"]}
@@ -103,6 +101,11 @@ def grids(summary: dict[str, Any]) -> list[Grid]:
     )
     columns = ("drafter", "target", "rejected", "share", *more)
     return [confidence, Grid("Rejected tokens by both confidences", caption, columns, rows)]
+
+
+def bin_name(row: Mapping[str, Any]) -> str:
+    """Which confidences a bin holds: `0.9 to 1`."""
+    return f"{round(row['low'], 3):g} to {round(row['high'], 3):g}"
 
 
 def _percent(value: float | None) -> str:

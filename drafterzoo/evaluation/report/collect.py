@@ -1,8 +1,8 @@
 """Gathers what results directories hold: runs that may share a table become one section, all others stand apart.
 
 Knows results, conditions, summaries and statistics; nothing of figures, tables or HTML. Evaluations are gathered by
-offline.py, apart from what was decoded. Every number is computed from the raw counters anew; of a stored summary only
-the logit gaps of differing texts are used, for no counter holds them.
+offline.py and diagnoses by diagnoses.py, apart from what was decoded. Every number is computed from the raw counters
+anew; of a stored summary only the logit gaps of differing texts are used, for no counter holds them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from drafterzoo.evaluation import metrics, statistics
 from drafterzoo.evaluation.cautions import cautions
 from drafterzoo.evaluation.conditions import check_comparable, conditions_key, differing
 from drafterzoo.evaluation.report.definitions import Definition
+from drafterzoo.evaluation.report.diagnoses import DiagnosisRun, DiagnosisSection, diagnosis_sections, read_diagnosis
 from drafterzoo.evaluation.report.folders import Failure, failures, find
 from drafterzoo.evaluation.report.offline import Evaluation, OfflineSection, offline_sections, read_evaluation
 from drafterzoo.evaluation.report.verdicts import Verdict, judged, tested
@@ -143,11 +144,13 @@ def resampled(section: Section) -> str:
 class Collection:
     """All that a report shows. differing: the fields in which sections differ, with each section's value.
 
-    offline: the sections of what was counted on rollouts. failures: cells of grids that have no whole row.
+    offline: the sections of what was counted on rollouts. diagnoses: those of when drafters are wrong. failures: cells
+    of grids that have no whole row.
     """
 
     sections: list[Section]
     offline: list[OfflineSection]
+    diagnoses: list[DiagnosisSection]
     differing: dict[str, tuple[Any, ...]]
     definition: Definition | None
     failures: list[Failure]
@@ -158,13 +161,14 @@ class Collection:
         return [run for section in self.sections for run in section.runs]
 
     @property
-    def every_run(self) -> list[Run | Evaluation]:
-        return [*self.runs, *(run for section in self.offline for run in section.runs)]
+    def every_run(self) -> list[Run | Evaluation | DiagnosisRun]:
+        apart: list[OfflineSection | DiagnosisSection] = [*self.offline, *self.diagnoses]
+        return [*self.runs, *(run for section in apart for run in section.runs)]
 
     @property
     def drafters(self) -> list[str]:
         """All drafters, in an order that gives each its colour."""
-        every: list[Section | OfflineSection] = [*self.sections, *self.offline]
+        every: list[Section | OfflineSection | DiagnosisSection] = [*self.sections, *self.offline, *self.diagnoses]
         return list(dict.fromkeys(name for section in every for name in section.drafters))
 
 
@@ -190,7 +194,8 @@ def collect(directories: Sequence[Path], definition: Definition | None = None) -
             evaluations.append(evaluation)
         else:
             remarks.append(f"{folder} holds no rollout yet and is left out.")
-    if not groups and not evaluations:
+    asked = [read_diagnosis(folder) for folder in folders.diagnoses]
+    if not groups and not evaluations and not asked:
         empty = _listed([*folders.benches, *folders.evaluations])
         raise UsageError(f"report: there is no answer in {empty}; run the command until at least one prompt is done.")
     sections = [
@@ -199,13 +204,14 @@ def collect(directories: Sequence[Path], definition: Definition | None = None) -
     ]
     fields = differing(*(section.conditions for section in sections))
     offline, said = offline_sections(evaluations, len(sections) + 1)
+    diagnoses = diagnosis_sections(asked, len(sections) + len(offline) + 1)
     remarks += [remark for section in sections for run in section.runs for remark in run.remarks] + said
     remarks += _cautions([run for section in sections for run in section.runs])
     if definition is not None and offline:
         remarks.append(
             f"τ by {definition.project} needs decoded results: what was counted on rollouts shows ours alone."
         )
-    return Collection(sections, offline, fields, definition, failures(folders), remarks)
+    return Collection(sections, offline, diagnoses, fields, definition, failures(folders), remarks)
 
 
 def _in_order(groups: Iterable[list[_Part]]) -> list[list[_Part]]:

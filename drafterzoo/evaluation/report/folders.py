@@ -1,4 +1,4 @@
-"""Finds what a report is about: results of benchmarks, of evaluations, and the grids whose cells failed.
+"""Finds what a report is about: results of benchmarks, evaluations and diagnoses, and the grids whose cells failed.
 
 Knows which files make a folder which; nothing of what is in results or of how it is shown.
 """
@@ -11,13 +11,14 @@ from pathlib import Path
 import attrs
 
 from drafterzoo.errors import DataError, UsageError
+from drafterzoo.evaluation.diagnosis.folder import FILE as DIAGNOSIS
 from drafterzoo.evaluation.grid_folder import FAILURES, GRID, failures_of
 from drafterzoo.evaluation.offline.lines import LINES
 from drafterzoo.evaluation.results import CONDITIONS, ROUNDS, SUMMARY, read_object
 from drafterzoo.evaluation.summary import PLAIN
 from drafterzoo.evaluation.tables import short_budget
 
-MAKERS = "`drafterzoo bench`, `grid` or `evaluate`"
+MAKERS = "`drafterzoo bench`, `grid`, `evaluate` or `diagnose`"
 
 
 @attrs.frozen
@@ -48,6 +49,7 @@ class Folders:
 
     benches: list[Path]
     evaluations: list[Path]
+    diagnoses: list[Path]
     grids: list[Path]
     remarks: list[str]
 
@@ -57,6 +59,7 @@ def find(directories: Sequence[Path]) -> Folders:
     if not directories:
         raise UsageError(f"report: no folder was given; name one or several that {MAKERS} wrote.")
     folders: list[Path] = []
+    diagnoses: list[Path] = []
     grids: list[Path] = []
     remarks: list[str] = []
     for given in directories:
@@ -64,17 +67,24 @@ def find(directories: Sequence[Path]) -> Folders:
             raise UsageError(f"report: {given} is not a folder; name one or several that {MAKERS} wrote.")
         below = [given] if (given / CONDITIONS).is_file() else _holding(CONDITIONS, given)
         ours = [folder for folder in below if _is(folder, ROUNDS) or _is(folder, LINES)]
-        if not ours:
+        asked = [given] if _is(given, DIAGNOSIS) else _holding(DIAGNOSIS, given)
+        if not ours and not asked:
             lacks = [f"{folder} has {CONDITIONS} but no {_lines_of(folder)}" for folder in below[:1]]
-            other = lacks[0] if lacks else f"no {CONDITIONS} in it or below it"
+            other = lacks[0] if lacks else f"no {CONDITIONS} or {DIAGNOSIS} in it or below it"
             raise UsageError(f"report: {given} holds no results ({other}); give folders that {MAKERS} wrote.")
         remarks += [f"{folder} is left out: it has no {_lines_of(folder)}." for folder in below if folder not in ours]
         folders += ours
+        diagnoses += asked
         grids += [path.resolve() for path in _holding(GRID, given)]
-    found = {folder.resolve(): folder for folder in folders}
-    benches = [folder for folder in found.values() if _is(folder, ROUNDS)]
-    evaluations = [folder for folder in found.values() if folder not in benches]
-    return Folders(benches, evaluations, list(dict.fromkeys(grids)), remarks)
+    found = _once(folders)
+    benches = [folder for folder in found if _is(folder, ROUNDS)]
+    evaluations = [folder for folder in found if folder not in benches]
+    return Folders(benches, evaluations, _once(diagnoses), list(dict.fromkeys(grids)), remarks)
+
+
+def _once(folders: Sequence[Path]) -> list[Path]:
+    """Each folder once, however often and by whatever path it was named."""
+    return list({folder.resolve(): folder for folder in folders}.values())
 
 
 def _lines_of(folder: Path) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from drafterzoo.evaluation.conditions import flatten
 from drafterzoo.evaluation.offline.lines import OF_NO_ACCOUNT
 from drafterzoo.evaluation.report import offline
 from drafterzoo.evaluation.report.offline import OfflineRow, OfflineSection
@@ -16,8 +15,9 @@ from drafterzoo.evaluation.report.tabulate import (
     Cell,
     Column,
     Table,
+    apart,
     budget_cell,
-    condition_cell,
+    conditions_table,
     count_cell,
     drafter_cell,
     number_cell,
@@ -25,9 +25,9 @@ from drafterzoo.evaluation.report.tabulate import (
     paired_note,
     ratio_cell,
     ratio_column,
-    said,
     telling,
     verdict_cell,
+    weights_of,
     withdrawn_note,
 )
 from drafterzoo.evaluation.tables import NOTHING
@@ -159,14 +159,9 @@ def conditions(section: OfflineSection) -> Table:
         for key, value in section.conditions.items()
         if key not in ("drafters", "budgets", "kind", *OF_NO_ACCOUNT)
     }
-    pairs = [(field, said(value)) for field, value in flatten(shared)]
-    pairs += [(f"evaluation {run.name}", f"{run.conditions['date']}, {run.directory}") for run in section.runs]
-    for name, drafter in section.conditions["drafters"].items():
-        weights = drafter.get("weights_sha256")
-        pairs.append((f"drafter {name}", f"weights sha256 {weights[:16]}" if weights else "no weights"))
-    rows = tuple((Cell(field, field), Cell(value, value)) for field, value in pairs)
-    columns = (Column("condition", words=True), Column("value", words=True, long=True))
-    return Table(f"conditions-{section.number}", "Conditions", columns, rows)
+    told = [(f"evaluation {run.name}", f"{run.conditions['date']}, {run.directory}") for run in section.runs]
+    told += [(f"drafter {name}", weights_of(drafter)) for name, drafter in section.conditions["drafters"].items()]
+    return conditions_table(section.number, shared, told)
 
 
 def overview(sections: Sequence[OfflineSection]) -> Table | None:
@@ -174,15 +169,10 @@ def overview(sections: Sequence[OfflineSection]) -> Table | None:
     if len(sections) < 2:
         return None
     fields = telling(offline.differences(sections))
-    columns = (
-        Column("section", words=True), *(Column(field, words=True) for field in fields),
-        Column("highest MAL", words=True),
-    )  # fmt: skip
-    rows = []
-    for index, section in enumerate(sections):
-        cells = [condition_cell(each[index]) for each in fields.values()]
+    highest = []
+    for section in sections:
         best = max(section.rows, key=lambda row: row.mal.value or 0)
         text = f"{best.mal.value or 0:.2f} {best.name} {budget_cell(best).text}"
-        rows.append((Cell(str(section.number), section.number), *cells, Cell(text, best.mal.value, series=best.name)))
-    note = "Numbers of different sections may not be compared: something other than the drafter differs."
-    return Table("offline-sections", "Why there are several evaluations", columns, tuple(rows), (note,))
+        highest.append((Cell(text, best.mal.value, series=best.name),))
+    numbers = [section.number for section in sections]
+    return apart("offline-sections", "Why there are several evaluations", numbers, fields, ("highest MAL",), highest)

@@ -15,10 +15,13 @@ import attrs
 
 from drafterzoo.errors import NotInstalledError
 from drafterzoo.evaluation.conditions import differing
+from drafterzoo.evaluation.diagnosis.folder import conditions_line as diagnosis_line
 from drafterzoo.evaluation.offline.summary import conditions_line as offline_line
-from drafterzoo.evaluation.report import offline_tables, tabulate
+from drafterzoo.evaluation.report import diagnosis_tables, offline_tables, tabulate
 from drafterzoo.evaluation.report.canvas import DARK, LIGHT, Picture, for_page
 from drafterzoo.evaluation.report.collect import Collection, Section
+from drafterzoo.evaluation.report.diagnoses import DiagnosisSection
+from drafterzoo.evaluation.report.diagnosis_figures import diagnosis_pictures
 from drafterzoo.evaluation.report.figures import batch_pictures, section_pictures
 from drafterzoo.evaluation.report.offline import OfflineSection
 from drafterzoo.evaluation.report.offline_figures import offline_pictures
@@ -50,7 +53,8 @@ class Pictures:
     def of(cls, collection: Collection) -> Pictures:
         decoded = {section.number: section_pictures(section) for section in collection.sections}
         counted = {section.number: offline_pictures(section) for section in collection.offline}
-        return cls(batch_pictures(collection), {**decoded, **counted})
+        asked = {section.number: diagnosis_pictures(section) for section in collection.diagnoses}
+        return cls(batch_pictures(collection), {**decoded, **counted, **asked})
 
     @property
     def every(self) -> list[Picture]:
@@ -86,6 +90,10 @@ def build(collection: Collection, pictures: Pictures, inside: Mapping[str, Mappi
         offline_overview=offline_tables.overview(collection.offline),
         offline=[
             {**_offline(section), "pictures": pictures.by_section[section.number]} for section in collection.offline
+        ],
+        diagnosis_overview=diagnosis_tables.overview(collection.diagnoses),
+        diagnoses=[
+            {**_diagnosed(section), "pictures": pictures.by_section[section.number]} for section in collection.diagnoses
         ],
         pictures=inside,
         title=_title(collection),
@@ -150,6 +158,18 @@ def _offline(section: OfflineSection) -> dict[str, Any]:
     }
 
 
+def _diagnosed(section: DiagnosisSection) -> dict[str, Any]:
+    """What the template needs of diagnoses."""
+    line = diagnosis_line(section.conditions)
+    makers = (diagnosis_tables.by_confidence, diagnosis_tables.rejected, diagnosis_tables.conditions)
+    return {
+        "number": section.number,
+        "title": line,
+        "leaderboard": diagnosis_tables.leaderboard(section),
+        "folded": [make(section) for make in makers],
+    }
+
+
 def _saying(table: Table | None, part: str) -> Table | None:
     """The table; where it shows a part of its run only, a note says which (empty: all of it)."""
     return attrs.evolve(table, notes=(*table.notes, f"{part}.")) if table is not None and part else table
@@ -166,7 +186,8 @@ def heading(section: Section, batched: bool) -> str:
 
 def _title(collection: Collection) -> str:
     asked = [section.conditions["suite"]["name"] for section in collection.sections]
-    counted = [section.conditions["rollouts"]["name"] for section in collection.offline]
+    apart: list[OfflineSection | DiagnosisSection] = [*collection.offline, *collection.diagnoses]
+    counted = [section.conditions["rollouts"]["name"] for section in apart]
     every = [run.conditions["target"]["name"] for run in collection.every_run]
     return f"Drafters on {', '.join(dict.fromkeys(asked + counted))}, target {', '.join(dict.fromkeys(every))}"
 

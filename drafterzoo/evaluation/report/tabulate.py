@@ -234,15 +234,25 @@ def categories(section: Section) -> Table | None:
 
 def conditions(section: Section) -> Table:
     """Everything that can change a number, and the rows' own: which weights each drafter has."""
-    pairs = [(field, said(value)) for field, value in flatten(shared(section.conditions))]
+    told = []
     for run in section.runs:
-        pairs.append((f"run {run.name}", f"{run.conditions['date']}, {run.directory}"))
-        for name, drafter in run.conditions["drafters"].items():
-            weights = drafter.get("weights_sha256")
-            pairs.append((f"drafter {name}", f"weights sha256 {weights[:16]}" if weights else "no weights"))
-    rows = tuple((Cell(field, field), Cell(value, value)) for field, value in dict(pairs).items())
+        told.append((f"run {run.name}", f"{run.conditions['date']}, {run.directory}"))
+        told += [(f"drafter {name}", weights_of(drafter)) for name, drafter in run.conditions["drafters"].items()]
+    return conditions_table(section.number, shared(section.conditions), told)
+
+
+def weights_of(drafter: Mapping[str, Any]) -> str:
+    """Which weights a drafter has, by its conditions."""
+    weights = drafter.get("weights_sha256")
+    return f"weights sha256 {weights[:16]}" if weights else "no weights"
+
+
+def conditions_table(number: int, conditions: Mapping[str, Any], told: Sequence[tuple[str, str]]) -> Table:
+    """What the rows of a section share, field by field, then what is told of its runs and drafters."""
+    pairs = dict([*((field, said(value)) for field, value in flatten(conditions)), *told])
+    rows = tuple((Cell(field, field), Cell(value, value)) for field, value in pairs.items())
     columns = (Column("condition", words=True), Column("value", words=True, long=True))
-    return Table(f"conditions-{section.number}", "Conditions", columns, rows)
+    return Table(f"conditions-{number}", "Conditions", columns, rows)
 
 
 def failures(collection: Collection) -> Table | None:
@@ -269,17 +279,31 @@ def overview(collection: Collection) -> Table | None:
     """The sections, and the values of every condition in which they differ. None where there is one section."""
     if len(collection.sections) < 2:
         return None
-    fields = telling(collection.differing)
-    columns = (
-        Column("section", words=True), *(Column(field, words=True) for field in fields),
-        Column("highest τ", words=True), Column("largest speed-up", words=True),
-    )  # fmt: skip
-    rows = []
-    for index, section in enumerate(collection.sections):
-        cells = [condition_cell(each[index]) for each in fields.values()]
-        rows.append((Cell(str(section.number), section.number), *cells, *_leaders(section)))
+    numbers = [section.number for section in collection.sections]
+    leaders = [_leaders(section) for section in collection.sections]
+    fields, titles = telling(collection.differing), ("highest τ", "largest speed-up")
+    return apart("sections", "Why there are several sections", numbers, fields, titles, leaders)
+
+
+def apart(
+    name: str,
+    title: str,
+    numbers: Sequence[int],
+    fields: Mapping[str, tuple[Any, ...]],
+    titles: Sequence[str],
+    leaders: Sequence[Sequence[Cell]],
+) -> Table:
+    """Why sections stand apart: in each field in which they differ, the value of each, and what leads in each.
+
+    fields: with the value of each section, in the order of their `numbers`. titles, leaders: the columns of the last.
+    """
+    columns = [Column(text, words=True) for text in ("section", *fields, *titles)]
+    rows = [
+        (Cell(str(number), number), *(condition_cell(each[index]) for each in fields.values()), *leaders[index])
+        for index, number in enumerate(numbers)
+    ]
     note = "Numbers of different sections may not be compared: something other than the drafter differs."
-    return Table("sections", "Why there are several sections", columns, tuple(rows), (note,))
+    return Table(name, title, tuple(columns), tuple(rows), (note,))
 
 
 def telling(fields: Mapping[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:

@@ -18,6 +18,7 @@ from drafterzoo.disk import check_folder, writing
 from drafterzoo.evaluation.report import definitions
 from drafterzoo.evaluation.report.canvas import Picture, check_matplotlib, for_files
 from drafterzoo.evaluation.report.collect import Collection, Comparison, Row, Section, collect
+from drafterzoo.evaluation.report.diagnoses import DiagnosisSection
 from drafterzoo.evaluation.report.folders import Failure
 from drafterzoo.evaluation.report.offline import OfflineSection
 from drafterzoo.evaluation.report.page import Pictures, build, check_jinja, inlined, lossless
@@ -27,7 +28,7 @@ from drafterzoo.progress import progress
 
 PAGE, FIGURES = "report.html", "figures"
 OURS = re.compile(
-    r"\d+-(leaderboard|budget|survival|conditional|time|categories|batch|atleast|acceptance)[\w-]*\.(png|svg)"
+    r"\d+-(leaderboard|budget|survival|conditional|time|categories|batch|atleast|acceptance|share|recovered)[\w-]*\.(png|svg)"
 )
 
 
@@ -58,11 +59,11 @@ def report(
 ) -> ReportResult:
     """Write one self-contained HTML page, and PNG and SVG figures, about one or several results directories.
 
-    directories: what `bench`, `grid` or `evaluate` wrote, or folders that hold such directories at any depth. Rows
-    whose conditions differ in anything but the drafter get sections of their own, and what was counted on rollouts
-    stands apart from what was decoded. out: the report's folder, by default `report` inside the first directory; an
-    older report there is replaced. definition: "vllm", "sglang", "eagle", "hass", "specforge" or "deepspec" adds τ as
-    that project defines it, from the raw counters.
+    directories: what `bench`, `grid`, `evaluate` or `diagnose` wrote, or folders that hold such directories at any
+    depth. Rows whose conditions differ in anything but the drafter get sections of their own, and what was counted on
+    rollouts or diagnosed stands apart from what was decoded. out: the report's folder, by default `report` inside the
+    first directory; an older report there is replaced. definition: "vllm", "sglang", "eagle", "hass", "specforge" or
+    "deepspec" adds τ as that project defines it, from the raw counters.
     Raises NotInstalledError (a missing extra), UsageError (no results, an unknown definition), DataError (broken
     results, or of another format version) and DiskError (a folder that cannot be written), before anything is written.
     """
@@ -109,6 +110,7 @@ def _summary(collection: Collection) -> dict[str, Any]:
         "failures": [attrs.asdict(failure) for failure in collection.failures],
         "sections": [_section(section) for section in collection.sections],
         "offline": [_offline(section) for section in collection.offline],
+        "diagnoses": [_diagnosed(section) for section in collection.diagnoses],
     }
 
 
@@ -139,6 +141,15 @@ def _offline(section: OfflineSection) -> dict[str, Any]:
             }
             for pair in section.comparisons
         ],
+    }
+
+
+def _diagnosed(section: DiagnosisSection) -> dict[str, Any]:
+    return {
+        "number": section.number,
+        "conditions": section.conditions,
+        "runs": [str(run.directory) for run in section.runs],
+        "rows": [{**summary, "name": name} for name, summary in section.summaries.items()],
     }
 
 
