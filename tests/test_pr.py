@@ -18,6 +18,7 @@ from drafterzoo.budget import Budget
 from drafterzoo.composition import create, restore, wrap
 from drafterzoo.drafters.base import Drafter, UnrollBatch, Unrolling
 from drafterzoo.engine.contract import Committed, Frontier, Offers
+from drafterzoo.engine.sampling import Sampler, Sampling, Selector
 from drafterzoo.engine.tree import Growth
 from drafterzoo.errors import UsageError
 from drafterzoo.evaluation.offline.run import evaluate
@@ -215,13 +216,35 @@ def test_the_least_sure_are_reconsidered(target: Target) -> None:
     drafter = drafter_of(target, "eagle3.1+pr(reconsider=2, gate=0.6)")
     confidence = torch.tensor([[0.9, 0.2, 0.5, 0.1], [0.7, 0.8, 0.59, 0.95]])
     valid = torch.tensor([[True, True, True, False], [True] * 4])
+    nodes = torch.zeros(2, 4, dtype=torch.int64)
     batch = drafter._batch(
-        Frontier(1, 1, *(torch.zeros(2, 4, dtype=torch.int64),) * 4, torch.zeros(2, 4, 5, dtype=torch.bool), valid),
+        Frontier(1, 1, *(nodes,) * 4, torch.zeros(2, 4, 5, dtype=torch.bool), valid),
         torch.zeros(2, 4, VOCAB),
+        Offers(nodes, nodes[..., None], torch.zeros(2, 4, 1)),
     )
     chosen, wanted = drafter._hesitant(attrs.evolve(batch, confidence=confidence))
     assert chosen[0].tolist() == [1, 2] and wanted[0].tolist() == [True, True]
     assert chosen[1, 0] == 2 and wanted[1].tolist() == [True, False]
+
+
+@pytest.mark.parametrize("offer", [2, 6, 9])
+def test_a_guess_read_off_the_offers_is_the_one_looked_up(target: Target, offer: int) -> None:
+    """Greedy offers tell the likeliest tokens already; offers drawn, or fewer than a guess holds, do not."""
+    drafter = drafter_of(target, "eagle3.1+pr(guess=6)")
+    logits = torch.randn(2, 5, len(drafter.base.ids), generator=torch.Generator().manual_seed(4)) * 3
+    rows = torch.zeros(2, 5, dtype=torch.int64)
+    frontier = Frontier(1, 1, *(rows,) * 4, torch.zeros(2, 5, 6, dtype=torch.bool), torch.ones(2, 5, dtype=torch.bool))
+    guessed, chances, confidence = drafter.guess(logits[:, :3])
+    narrow = attrs.evolve(frontier, tokens=rows[:, :3])
+    for sampling in (Sampling(), Sampling(temperature=0.7), Sampling(temperature=0.7, verification="rejection")):
+        sampler = Sampler(sampling, torch.arange(2), target.vocab_size, 7)
+        sampler.begin(torch.zeros(2, dtype=torch.int64))
+        offers = Selector(sampler, offer)(logits, frontier, drafter.base.ids)
+        assert offers.likeliest == (sampling.temperature == 0)
+        batch = drafter._batch(narrow, logits, offers)
+        assert torch.equal(batch.guessed, guessed)
+        torch.testing.assert_close(batch.chances, chances)
+        torch.testing.assert_close(batch.confidence, confidence)
 
 
 # -- training ------------------------------------------------------------------------------------------------------

@@ -32,7 +32,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "evaluate": ("drafterzoo.cli.evaluate:evaluate", "Count drafters' rounds on rollouts, without decoding."),
     "diagnose": ("drafterzoo.cli.diagnose:diagnose", "Say when a drafter is wrong, and how sure it was."),
     "grid": ("drafterzoo.cli.grid:grid", "Run a grid of cells from a recipe, or go on with one."),
-    "report": ("drafterzoo.cli.report:report", "Write one HTML page about results of bench, grid, evaluate or diagnose."),
+    "report": (
+        "drafterzoo.cli.report:report",
+        "Write one HTML page about results of bench, grid, evaluate or diagnose.",
+    ),
     "rollout": ("drafterzoo.cli.rollout:rollout", "Let the target answer prompts, for training on its own words."),
     "train": ("drafterzoo.cli.train:train", "Train a drafter from a recipe."),
     "doctor": ("drafterzoo.cli.doctor:doctor", "Say what is installed, what it runs on, and what is broken."),

@@ -143,6 +143,7 @@ class Offers:
     keep   [n, R, k] float or None  what ranks the child in the final cut in place of `scores` (the path below it still
            uses `scores`); `rejection` needs this to be independent of the child's own token
     q      [n, R, V] or None the distribution the children were sampled from (`rejection` only)
+    likeliest  whether a row's children are its likeliest tokens, scored by the logs of the chances it gives them
 
     A drafter with a distribution returns `select(logits, frontier)`, and the engine's sampler fills all of this in.
     """
@@ -152,6 +153,7 @@ class Offers:
     scores: Tensor
     keep: Tensor | None = None
     q: Tensor | None = None
+    likeliest: bool = False
 
 
 @attrs.define(eq=False)

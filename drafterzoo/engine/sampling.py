@@ -341,7 +341,7 @@ class Selector:
         if self.sampler.book is not None and sampling.coupled:
             ranks = self.coupled(log_q, frontier.positions + 1, vocabulary)
         scores, columns = ranks.topk(count, dim=-1)
-        return Offers(frontier.nodes, _ids(columns, vocabulary), scores.clamp(max=0.0))
+        return Offers(frontier.nodes, _ids(columns, vocabulary), scores.clamp(max=0.0), likeliest=sampling.greedy)
 
     def coupled(self, log_q: Tensor, positions: Tensor, vocabulary: Tensor | None) -> Tensor:
         """Log of the estimated chance [n, R, D] that each token is the target's choice at open positions [n, R]."""

@@ -160,8 +160,9 @@ class Reconsideration(Wrapper):
             return self.base.expand(state.base, frontier, select)
         if frontier.step == 0:
             logits = self.base.logits(state.base.normed)[:, None]
-            state.previous = self._batch(frontier, logits)
-            return select(logits, frontier, self.base.ids)
+            offers = select(logits, frontier, self.base.ids)
+            state.previous = self._batch(frontier, logits, offers)
+            return offers
         if state.previous is None or not self._reconsiders(frontier.step):
             return self.base.expand(state.base, self._sighted(state, frontier), select)
         return self._both_levels(state, state.previous, self._sighted(state, frontier), select)
@@ -180,15 +181,16 @@ class Reconsideration(Wrapper):
         """One forward over the frontier's rows and, after them, the rows that are reconsidered."""
         base, width = self.base, frontier.width
         chosen, wanted = self._hesitant(before, frontier.extra)
-        again = self._second_rows(before, chosen, wanted, frontier)
+        rows = before.rows[chosen]
+        again = self._second_rows(before, chosen, wanted, rows, frontier)
         if state.sight is not None:
-            self._replace(state.sight, before.rows[chosen], again, width)
-        hidden = base.outputs_of(state.base, before.rows[chosen])
+            self._replace(state.sight, rows, again, width)
+        hidden = base.outputs_of(state.base, rows)
         embedded = torch.cat((base.embed(frontier.tokens), self._queries(before, chosen, hidden)), dim=1)
         hidden = torch.cat((base.outputs_of(state.base, frontier.sources), hidden), dim=1)
         logits = self.logits_of_rows(state, again, width, embedded, hidden)
-        state.previous = self._batch(frontier, logits[:, :width])
         offers = select(logits, again, base.ids)
+        state.previous = self._batch(frontier, logits, offers)
         return attrs.evolve(
             offers,
             scores=offers.scores.masked_fill(~again.valid[..., None], -math.inf),
@@ -215,7 +217,7 @@ class Reconsideration(Wrapper):
         chosen = nn.functional.pad(chosen, (0, missing))
         return chosen, nn.functional.pad(least < math.inf, (0, missing))
 
-    def _second_rows(self, before: Batch, chosen: Tensor, wanted: Tensor, frontier: Frontier) -> Frontier:
+    def _second_rows(self, before: Batch, chosen: Tensor, wanted: Tensor, rows: Tensor, frontier: Frontier) -> Frontier:
         """The frontier, then the reconsidered rows, which see what their first pass saw, that pass, and themselves."""
         first, width, extra = frontier.first_row, frontier.width, chosen.shape[1]
         total = first + width + extra
@@ -229,7 +231,7 @@ class Reconsideration(Wrapper):
             tokens=torch.cat((frontier.tokens, before.tokens.gather(1, chosen)), dim=1),
             nodes=torch.cat((frontier.nodes, before.nodes.gather(1, chosen)), dim=1),
             positions=torch.cat((frontier.positions, before.positions.gather(1, chosen)), dim=1),
-            sources=torch.cat((frontier.sources, before.rows[chosen]), dim=1),
+            sources=torch.cat((frontier.sources, rows), dim=1),
             visible=torch.cat((grown, seen), dim=1),
             valid=torch.cat((frontier.valid, wanted), dim=1),
         )
@@ -254,9 +256,18 @@ class Reconsideration(Wrapper):
             return self.guess_embedding(before.guessed.gather(1, at), before.chances.gather(1, at))
         return self.own_query(hidden)
 
-    def _batch(self, frontier: Frontier, logits: Tensor) -> Batch:
-        guessed, chances, confidence = self.guess(logits)
-        first = frontier.first_row
+    def _batch(self, frontier: Frontier, logits: Tensor, offers: Offers) -> Batch:
+        """What a step grew. logits, offers: of the frontier's rows, and maybe others after them.
+
+        Where the offers are the likeliest tokens, the guess is read off them: to look over the vocabulary once more
+        costs as much as a narrow layer.
+        """
+        first, width, count = frontier.first_row, frontier.width, min(self.config.guess, logits.shape[-1])
+        if offers.likeliest and offers.tokens.shape[-1] >= count:
+            logs = offers.scores[:, :width, :count]
+            guessed, chances, confidence = offers.tokens[:, :width, :count], logs.softmax(-1), logs[..., 0].exp()
+        else:
+            guessed, chances, confidence = self.guess(logits[:, :width])
         return Batch(
             rows=torch.arange(first, first + frontier.width, device=logits.device),
             tokens=frontier.tokens,
