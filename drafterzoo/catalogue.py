@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drafterzoo.errors import CheckpointError, UsageError, suggest
+from drafterzoo.errors import CheckpointError, DrafterzooError, UsageError, suggest
 from drafterzoo.registry import DRAFTERS, WRAPPERS, Spec, parse_spec, split_options
 from drafterzoo.resources import folder
 
@@ -61,6 +61,22 @@ def find(name: str) -> Path | None:
     spec = parse_spec(name)
     check_names(spec)
     return _fitting(spec, None, _known_checkpoints())
+
+
+def lacking(name: str) -> str | None:
+    """Why a drafter cannot be loaded, found out without loading anything; None where nothing is missing here.
+
+    name: a spec, a checkpoint's name or an address, as `load` takes it; what lies on the Hub counts as there.
+    """
+    try:
+        address, _ = _parted(name)
+        if address is None:
+            _checkpoint_of(parse_spec(name), None)
+        elif address.startswith("dir:") or address in list_checkpoints():
+            _place(address, None)
+    except DrafterzooError as error:
+        return str(error)
+    return None
 
 
 def options_typed(name: str) -> dict[str, Any]:

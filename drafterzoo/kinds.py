@@ -106,8 +106,16 @@ def fits(value: Any, kind: Any) -> bool:
         each = list(value.values()) if isinstance(value, dict) and args else []
         return isinstance(value, dict) and all(fits(one, args[1]) for one in each)
     if kind is float:
-        return type(value) in (float, int)
+        return type(value) in (float, int) and _finite(value)
     return type(value) is kind if kind in (*_WORDS, NoneType) else True  # of others, whoever builds `cls` is the judge
+
+
+def _finite(value: float) -> bool:
+    """Whether a number is one that can be computed with: nan, infinities and what only integers can hold are not."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _listed(words: list[str]) -> str:

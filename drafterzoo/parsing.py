@@ -1,8 +1,8 @@
 """JSON and TOML that somebody else wrote, parsed so that every way of being wrong is one kind of error.
 
 Python's parsers leave three of them to other errors: brackets nested deeper than the stack, numbers of thousands of
-digits, and escapes of half a character, which are read without complaint and can never be written again. Knows text;
-nothing of what is in it.
+digits, and escapes of half a character, which are read without complaint and can never be written again; and they take
+NaN and Infinity, which JSON does not have. Knows text; nothing of what is in it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,24 @@ from drafterzoo.errors import DataError
 _HALF = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 
+class _NotANumber(ValueError):
+    """NaN or an infinity, which Python's reader would take and JSON has no word for."""
+
+
+def _no_number(word: str) -> Any:
+    raise _NotANumber(word)
+
+
 def parse_json(text: str) -> Any:
     """What `json.loads` gives. Raises json.JSONDecodeError, and nothing else, with the line and column it knows."""
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_no_number)
     except json.JSONDecodeError:
         raise
     except RecursionError as error:
         raise json.JSONDecodeError("brackets are nested too deeply", text, 0) from error
+    except _NotANumber as error:
+        raise json.JSONDecodeError(f"{error} is no number", text, text.find(str(error))) from error
     except ValueError as error:
         raise json.JSONDecodeError("a number has too many digits", text, 0) from error
     half = _HALF.search(text)
@@ -86,6 +96,11 @@ def wanted(of: Any) -> str:
 def reason(error: Exception) -> str:
     """Why a file cannot be read, without its path, which the sentence around it names."""
     return getattr(error, "strerror", None) or str(error)
+
+
+def toml_key(text: str) -> str:
+    """A key as it is written in TOML: bare where that is allowed, else in quotes."""
+    return text if re.fullmatch(r"[A-Za-z0-9_-]+", text) else json.dumps(text)
 
 
 def parse_toml(text: str) -> dict[str, Any]:

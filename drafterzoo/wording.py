@@ -26,3 +26,8 @@ def portion(counts: Sequence[int], whole: int, word: str) -> str:
 def shown(counts: Sequence[int], whole: int, word: str) -> str:
     """`12 of 40 prompts are shown`; nothing where all of them are."""
     return "" if min(counts) >= whole else f"{portion(counts, whole, word)} {verb(max(counts), 'is', 'are')} shown"
+
+
+def listed(some: Sequence[object]) -> str:
+    """The first three by name, and how many more there are."""
+    return ", ".join(map(str, some[:3])) + (f" and {len(some) - 3} more" if len(some) > 3 else "")

@@ -83,7 +83,7 @@ def test_the_buckets_add_up() -> None:
     assert whole["rise_recovered"] == pytest.approx((0.5 - 0.1) / 2)
     assert whole["rise_not_recovered"] == pytest.approx((0.0 - 0.1) / 2)
     thought = summarise(Tokens(**columns, again=again, right_again=right))
-    assert [len(grids(found)[1].columns) for found in (plain, thought)] == [4, 7]
+    assert [len(grids(found, "all of them")[1].columns) for found in (plain, thought)] == [4, 7]
 
 
 @pytest.mark.parametrize("name", ["eagle3.1", "hass+pr"])

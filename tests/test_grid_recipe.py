@@ -225,13 +225,31 @@ def test_costs_count_what_can_be_counted(tmp_path, monkeypatch):
     declared, talks = costs(make_plan(recipe(suites=["gsm8k", "mt-bench"], limit=None, data_dir=str(tmp_path))))
     assert (declared.load.prompts, declared.load.turns, declared.load.counted) == (1319, 1319, False)
     assert declared.table.settings.turns == "first" and talks.table.settings.turns == "all", "the suites' own"
-    with pytest.raises(UsageError, match=r"needs the file gsm8k.jsonl .* prompts = \{ gsm8k:x = 80 \}"):
+    with pytest.raises(UsageError, match=r'needs the file gsm8k.jsonl .* prompts = \{ "gsm8k:x" = 80 \}'):
         costs(make_plan(recipe(suites=["gsm8k:x"], data_dir=str(tmp_path))))
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", "a\0b", "x" * 300])
+def test_a_name_that_no_folder_can_have_is_refused(name):
+    with pytest.raises(UsageError, match=r"r.toml: .*name is .*, but a folder is called after it"):
+        recipe(name=name)
+
+
+def test_what_is_missing_and_how_many_threads_are_said(tmp_path, capsys):
+    path = tmp_path / "two.toml"
+    path.write_text('drafters = ["dir:runs/nowhere", "hass"]\nbudgets = ["chain:2"]\nsuites = ["starter"]\nlimit = 1\n')
+    assert main(["grid", str(path), "--dry-run"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "missing: " in said and "runs/nowhere" in said
+    assert main(["grid", str(path), "--threads", "0x"]) == 2
+    capsys.readouterr()
+    assert main(["grid", str(path), "--threads", "-1", "--dry-run"]) == 2
+    assert "--threads is -1, expected from 0" in capsys.readouterr().err
 
 
 def test_the_papers_tables_are_there_and_small_ones_too():
     names = {path.stem for path in GRIDS}
-    small = {f"pr_table{n}_small" for n in (1, 2, 5, 9)} | {"pr_ablation_small"}
+    small = {f"pr_table{n}_small" for n in (1, 2, 5, 6, 9)} | {"pr_ablation_small", "pr_gain_small"}
     assert names == {f"pr_table{n}" for n in (1, 2, 3, 4, 5, 6, 9)} | small
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import builtins
 import itertools
 import json
+import math
 import re
+import warnings
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import attrs
 import handmade
@@ -21,7 +25,9 @@ from drafterzoo.budget import Budget
 from drafterzoo.cli import main
 from drafterzoo.errors import DataError, UsageError
 from drafterzoo.evaluation import statistics
+from drafterzoo.evaluation.diagnosis import folder as diagnosis_folder
 from drafterzoo.evaluation.report import diagnosis_tables, offline_tables, tabulate
+from drafterzoo.evaluation.report.called import folder_names, row_names
 from drafterzoo.evaluation.report.canvas import DARK, LIGHT, Canvas, _apart, dodged, recoloured
 from drafterzoo.evaluation.report.collect import collect
 from drafterzoo.evaluation.report.definitions import DEFINITIONS, find
@@ -553,8 +559,8 @@ def test_diagnoses_of_the_same_answers_are_reported_in_one_section_apart(tmp_pat
     page = Page(text)
     head, bare, again = page.tables["leaderboard-2"]
     assert head == [
-        "drafter", "tokens", "accepted", "at depth 1", "at depth 2", "rejected while unsure", "and the target decisive",
-        "recovered",
+        "drafter", "tokens", "accepted", "at depth 1", "at depth 2", "of rejected: unsure",
+        "of rejected: unsure, target decisive", "of rejected: recovered",
     ]  # fmt: skip
     # four are rejected, two of them while unsure, and one of these against a decisive target
     assert bare == ["good", "6", "0.333", "0.333", "0.333", "0.500", "0.250", "-"] and again[-1] == "0.500"
@@ -588,15 +594,110 @@ def test_diagnoses_share_a_section_only_where_the_same_was_asked(tmp_path):
 
 def test_a_diagnosis_alone_makes_a_page_with_its_figures(tmp_path):
     handmade.write_diagnosis(tmp_path / "run", "good+pr", again=True)
-    result = drafterzoo.report(tmp_path / "run")
+    result = drafterzoo.report(tmp_path / "run", definition="vllm")
+    assert result.remarks == [
+        "run: shares: of 3 answers they say little; diagnose at least 5 answers.",
+        "τ by vLLM needs decoded results, and here are none.",
+    ]
     assert result.page.parent == tmp_path / "run" / "report" and len(result.figures) == 6
     assert not result.summary["sections"] and "Drafters on r.jsonl, target tiny" in result.page.read_text()
+
+
+def test_a_killed_diagnosis_leaves_its_folder_to_the_same_one_again(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".diagnosis.json.fmr85j68").write_text("half of i")
+    diagnosis_folder.check_place(tmp_path / "run", {})
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match="holds something else"):
+        diagnosis_folder.check_place(tmp_path / "run", {})
+
+
+@pytest.mark.parametrize("kind", ["bench", "evaluate", "diagnose"])
+def test_folders_of_one_name_are_rows_of_their_own(tmp_path, kind, undrawn):
+    write = {"bench": handmade.write, "evaluate": handmade.write_evaluation, "diagnose": handmade.write_diagnosis}[kind]
+    for name in ("a", "b"):
+        write(tmp_path / name / "run")
+    write(tmp_path / "c" / "else")
+    summary = drafterzoo.report(tmp_path, tmp_path / "out").summary
+    (section,) = summary[{"bench": "sections", "evaluate": "offline", "diagnose": "diagnoses"}[kind]]
+    names = [row.get("name", row["drafter"]) for row in section["rows"]]
+    assert {name for name in names if "good" in name} == {"good (a/run)", "good (b/run)", "good (else)"}
+
+
+def test_rows_are_told_apart_by_run_and_never_twice_alike():
+    assert row_names([("good", "a"), ("poor", "a")]) == ["good", "poor"]
+    assert row_names([("good", "a"), ("good", "b"), ("good (a)", "c")]) == ["good (a)", "good (b)", "good (a) (c)"]
+
+
+@given(st.lists(st.tuples(st.sampled_from("xy"), st.sampled_from("xy"), st.sampled_from("rs")), unique=True))
+def test_folders_are_told_apart_by_as_little_as_it_takes(places):
+    folders = [Path("/runs").joinpath(*place) for place in places]
+    names = folder_names(folders)
+    assert len(set(names)) == len(names)
+    for name, folder in zip(names, folders, strict=True):
+        assert str(folder).endswith(name)
+        shorter = name.partition("/")[2]
+        alike = [other for other in folders if shorter and str(other).endswith(f"/{shorter}")]
+        assert not shorter or len(alike) > 1
+
+
+@pytest.mark.parametrize("name", ["$^$", "日本語", "a\x0bb", "\x1b[31mred", "x" * 100, "<script>"])
+def test_any_name_can_be_drawn(tmp_path, name):
+    handmade.write_diagnosis(tmp_path / "run", name, again=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = drafterzoo.report(tmp_path / "run")
+    for path in result.figures:
+        if path.suffix == ".svg":
+            ElementTree.fromstring(path.read_bytes())
+
+
+def test_an_older_report_stays_whole_where_a_new_one_cannot_be_made(tmp_path, capsys):
+    folder = handmade.write_diagnosis(tmp_path / "run")
+    drafterzoo.report(folder, tmp_path / "out")
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    (tmp_path / "out" / "figures" / ".1-share-1.svg.41hkaji3").write_text("half of i")  # of one that was killed
+    whole = json.loads((folder / "diagnosis.json").read_text())
+    (folder / "diagnosis.json").write_text(json.dumps({**whole, "unsure_share": 7.5}))
+    assert "unsure_share is 7.5 of 4 tokens" in refused(capsys, folder, "--out", tmp_path / "out")[1]
+    assert all(path.read_bytes() == content for path, content in before.items())
+    (folder / "diagnosis.json").write_text(json.dumps(whole))
+    drafterzoo.report(folder, tmp_path / "out")
+    assert {path for path in (tmp_path / "out").rglob("*") if path.is_file()} == set(before)
+    (tmp_path / "out" / "report.html").unlink()
+    (tmp_path / "out" / "report.html").mkdir()
+    for path in (tmp_path / "out" / "figures").iterdir():
+        path.unlink()
+    assert "cannot be written" in refused(capsys, folder, "--out", tmp_path / "out")[1]
+    assert not list((tmp_path / "out" / "figures").iterdir())
+
+
+def test_results_below_results_are_shown_too(tmp_path):
+    handmade.write_diagnosis(tmp_path / "x", "good")
+    handmade.write_diagnosis(tmp_path / "x" / "y", "poor")
+    handmade.write(tmp_path / "x" / "b")
+    collection = collect([tmp_path / "x"])
+    assert [section.drafters for section in collection.diagnoses] == [["good", "poor"]] and len(
+        collection.sections
+    ) == 1
 
 
 BROKEN_DIAGNOSES = [
     ("drafter", 3, "drafter is 3, expected a text"),
     ("tokens", "six", "tokens is 'six', expected a whole number"),
-    ("by_confidence", [], "by_confidence has 0 bins, expected 10"),
+    ("by_confidence", [], "by_confidence does not hold 10 equal bins"),
+    ("by_confidence.0.high", 0.05, "by_confidence does not hold 10 equal bins"),
+    ("by_confidence.3.tokens", 10**300, "by_confidence does not add up to 6 tokens"),
+    ("by_confidence.0.low", 10**400, "by_confidence[0].low is 1000"),
+    ("by_depth", [], "by_depth has 0 depths, expected from 1 to 2"),
+    ("conditions.depth", 1, "by_depth has 2 depths, expected from 1 to 1"),
+    ("conditions.depth", 200000, "conditions.depth is 200000, expected from 1 to 4096"),
+    ("conditions.rollouts.answers", -3, "conditions.rollouts.answers is -3, expected at least 1"),
+    ("unsure_share", math.nan, "not JSON (NaN is no number)"),
+    ("unsure_share", -3.0, "unsure_share is -3.0 of 4 tokens, expected a share from 0 to 1"),
+    ("buckets.0.rejected", -4, "buckets do not add up to 4 rejected tokens"),
+    ("rejected", 5, "buckets do not add up to 5 rejected tokens"),
+    ("buckets.2.rise_recovered", 5e300, "buckets[2].rise_recovered is 5e+300, expected from -1 to 1"),
     ("by_confidence.0", {}, "by_confidence[0].low is missing"),
     ("by_confidence.0", 3, "by_confidence[0] is 3, expected an object"),
     ("by_confidence.9.acceptance", None, "by_confidence[9].acceptance is None of 2 tokens, expected a share"),
@@ -620,7 +721,21 @@ def test_damaged_diagnoses_are_named_by_file_and_key(tmp_path, capsys, key, valu
     inside[last] = value
     path.write_text(json.dumps(whole))
     status, said = refused(capsys, tmp_path / "run")
-    assert status == 1 and f"diagnosis.json: {words}" in said and not (tmp_path / "run" / "report").exists()
+    assert (
+        status == 1
+        and re.search(rf"diagnosis.json(:\d+)?: {re.escape(words)}", said)
+        and not (tmp_path / "run" / "report").exists()
+    )
+
+
+def test_recovery_of_some_buckets_alone_is_damage(tmp_path, capsys):
+    path = handmade.write_diagnosis(tmp_path / "run", again=True) / "diagnosis.json"
+    whole = json.loads(path.read_text())
+    for holder in (whole["buckets"][3], whole["all_rejected"]):
+        value = holder.pop("recovered")
+        path.write_text(json.dumps(whole))
+        assert "recovered does not stand in all of buckets and all_rejected" in refused(capsys, tmp_path / "run")[1]
+        holder["recovered"] = value
 
 
 DAMAGED = ("", "{", "[]", "null", "{}", "\x00")

@@ -13,7 +13,7 @@ from test_metrics import record
 from drafterzoo.errors import DataError, DiskError, UsageError
 from drafterzoo.evaluation import conditions as conditions_file
 from drafterzoo.evaluation import results
-from drafterzoo.evaluation.conditions import Settings, check_comparable, code, conditions_key
+from drafterzoo.evaluation.conditions import Settings, check_comparable, code, conditions_key, differing
 from drafterzoo.evaluation.results import ResultsWriter, default_directory, read, read_object
 
 CONDITIONS = {
@@ -97,13 +97,14 @@ def test_a_value_of_another_kind_is_named_with_its_field_and_line(tmp_path, fiel
         read(tmp_path / "run")
 
 
-@pytest.mark.parametrize("seconds", ["NaN", "Infinity", "-0.5", "[NaN]"])
+@pytest.mark.parametrize("seconds", ["NaN", "Infinity", "-0.5", "[NaN]", "[-1.0]"])
 def test_times_that_cannot_be_are_refused(tmp_path, seconds):
     path = write(tmp_path / "run") / "rounds.jsonl"
     field = "rest_s" if "[" in seconds else "decode_s"
+    words = f"not JSON .*{seconds.strip('[]')} is no number" if "N" in seconds or "I" in seconds else f"{field} is "
     row = json.dumps({**attrs.asdict(RECORDS[1]), field: "here"}).replace('"here"', seconds)
     path.write_text(row + "\n")
-    with pytest.raises(DataError, match=rf"rounds\.jsonl:1: {field} is "):
+    with pytest.raises(DataError, match=rf"rounds\.jsonl:1: {words}"):
         read(tmp_path / "run")
 
 
@@ -225,3 +226,14 @@ def test_the_code_that_ran_is_known_by_its_sources_where_no_commit_is(tmp_path, 
     monkeypatch.undo()
     conditions_file._sources.cache_clear()
     assert re.fullmatch("[0-9a-f]{16}", code()["sources_sha256"])
+
+
+def test_a_wheel_and_a_checkout_of_the_same_sources_share_a_table():
+    """A wheel knows no commit; the hash of the sources says what ran."""
+    made = {"code": {"sources_sha256": "ab", "commit": "c0ffee", "torch": "2"}, "run": {"batch_size": 1}}
+    wheel = {**made, "code": {**made["code"], "commit": None}}
+    assert conditions_key(made) == conditions_key(wheel) and not differing(made, wheel)
+    other = {**made, "code": {**made["code"], "sources_sha256": "cd"}}
+    assert differing(made, other) == {"code.sources_sha256": ("ab", "cd")}
+    old = {**made, "code": {"commit": "c0ffee", "torch": "2"}}
+    assert differing(old, {**old, "code": {**old["code"], "commit": "decaf"}}) == {"code.commit": ("c0ffee", "decaf")}

@@ -32,9 +32,9 @@ def diagnose(
 
     Example: `drafterzoo diagnose -d eagle3.1 --rollouts rollouts.jsonl --split val`
 
-    At every token of the target's greedy answers the drafter is asked for a chain. The tables tell how often it is
-    right at which confidence, and where its errors lie: unsure or sure, against a target that is unsure or sure. Of a
-    drafter with `+pr` they tell what second thoughts recover.
+    At every token but the last of the target's greedy answers the drafter is asked for a chain. The tables tell how
+    often it is right at which confidence, and where its errors lie: unsure or sure, against a target that is unsure or
+    sure. Of a drafter with `+pr` they tell what second thoughts recover.
 
     Parameters
     ----------
@@ -62,6 +62,7 @@ def diagnose(
         The folder of diagnosis.json and the pictures. Default: one under `runs`.
     """
     from drafterzoo.evaluation.diagnosis.run import diagnose as find
+    from drafterzoo.evaluation.diagnosis.summary import cautions
 
     if threads is not None:
         use_threads(threads)
@@ -78,4 +79,4 @@ def diagnose(
         figures=not no_figures,
         show_progress=True,
     )
-    show_found(result, [], json)
+    show_found(result, cautions(result.summary), json)

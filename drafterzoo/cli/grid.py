@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from drafterzoo.cli.console import Json, compared, out, print_json, show_found
 from drafterzoo.errors import DrafterzooError
 from drafterzoo.progress import duration
-from drafterzoo.wording import quantity, verb
+from drafterzoo.wording import listed, quantity, verb
 
 if TYPE_CHECKING:
     from drafterzoo.evaluation.grid_plan import Cost, Plan
@@ -29,6 +29,7 @@ def grid(
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     output: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
     ray: str | None = None,
+    threads: int | None = None,
     json: Json = False,
 ) -> int:
     """Run a grid of cells from a recipe, or go on with one.
@@ -39,6 +40,11 @@ def grid(
     prompts, interleaved, beside plain decoding. Every prompt is saved as it is done: stop it when you like (Ctrl-C, or
     worse), and the same command goes on. A cell that fails is recorded, the rest goes on, and the next run tries it
     again; the exit status is then 1.
+
+    Keys of a recipe: drafters and budgets; of which tables there are: suites, temperatures, batch_sizes, seeds; of all
+    answers: max_new_tokens, limit (prompts of each suite), turns, thinking, system, top_p, top_k, verification,
+    coupled, warmup, repeats; exclude, skip and tables [[override]] for some cells; target, threads, data_dir, out,
+    name; a table [estimate] for --dry-run.
 
     Parameters
     ----------
@@ -55,23 +61,31 @@ def grid(
     ray
         Spread the tables over a Ray cluster: `local` (this machine), `auto` (the cluster it belongs to) or host:port.
         All nodes must see the same files. Needs the extra `ray`.
+    threads
+        CPU threads, instead of the recipe's.
     """
-    from drafterzoo.evaluation.grid_recipe import read_grid_recipe
+    from drafterzoo.evaluation.grid_recipe import read_grid_recipe, with_threads
     from drafterzoo.resources import find_recipe
 
     made = read_grid_recipe(find_recipe(recipe, "grids"))
+    if threads is not None:
+        made = with_threads(made, threads)
     if dry_run:
         _show_plan(made, where, output, json)
         return 0
     from drafterzoo.evaluation.grid import grid as run
 
     result = run(made, out=output, where=where, ray=ray, show_progress=True)
-    show_found(result, remarks(result.summary), json)
+    show_found(result, remarks(result.summary, where), json)
     return 1 if result.summary["failures"] else 0
 
 
-def remarks(summary: dict[str, Any]) -> list[str]:
-    """What the tables cannot say: whether texts were equal, what failed, what is missing."""
+def remarks(summary: dict[str, Any], where: str | None = None) -> list[str]:
+    """What the tables cannot say: whether texts were equal, what numbers cannot bear, what failed, what is missing.
+
+    where: the cells that were asked for.
+    """
+    from drafterzoo.evaluation.cautions import cautions
     from drafterzoo.evaluation.tables import short_cell
 
     checked = [table["lossless"] for table in summary["tables"] if table["lossless"]["checked"]]
@@ -81,6 +95,12 @@ def remarks(summary: dict[str, Any]) -> list[str]:
         lines.append(compared(texts, different, ties))
     if len(checked) < len(summary["tables"]):
         lines.append("texts of sampling by rejection: not compared, since they agree in distribution only")
+    said: dict[str, list[str]] = {}
+    for table in summary["tables"]:
+        for caution in cautions(table):
+            said.setdefault(caution, []).append(table["table"])
+    several = len(summary["tables"]) > 1
+    lines += [f"{caution} ({listed(tables)})" if several else caution for caution, tables in said.items()]
     for failure in summary["failures"][:FAILURES_SHOWN]:
         lines.append(f"failed: {short_cell(failure['cell'])} in {failure['table']}: {failure['reason']}")
     if len(summary["failures"]) > FAILURES_SHOWN:
@@ -88,11 +108,14 @@ def remarks(summary: dict[str, Any]) -> list[str]:
     if not summary["complete"]:
         whole = sum(table["complete"] for table in summary["tables"])
         count = f"{whole} of {quantity(summary['planned'], 'table')} {verb(whole, 'is', 'are')} whole"
-        lines.append(f"not complete: {count}; the same command goes on")
+        done = where is not None and not summary["failures"]
+        goes_on = "all that --where selects is done, and without it the same command goes on"
+        lines.append(f"not complete: {count}; {goes_on if done else 'the same command goes on'}")
     return lines
 
 
 def _show_plan(recipe: Any, where: str | None, output: Path | None, json: bool) -> None:
+    from drafterzoo.catalogue import lacking
     from drafterzoo.evaluation.grid import place_of
     from drafterzoo.evaluation.grid_folder import check_place
     from drafterzoo.evaluation.grid_plan import costs, make_plan
@@ -112,6 +135,8 @@ def _show_plan(recipe: Any, where: str | None, output: Path | None, json: bool) 
         names = ", ".join(dict.fromkeys(assumed))
         words.append(f"prompts: of {names} as the recipe assumes, since their files are not here; others are counted.")
     words += [_missing(name, recipe.data_dir) for name in missing]
+    drafters = dict.fromkeys(cell.drafter for cost in found for cell in cost.table.cells)
+    words += [f"missing: {lack}" for lack in map(lacking, drafters) if lack]
     if json:
         print_json(_as_dict(plan, found, directory, words))
         return
@@ -157,7 +182,7 @@ def _plan_table(plan: Plan, found: list[Cost]) -> Any:
     drawn = Table(
         box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=plan.recipe.name, title_justify="left", title_style="bold"
     )
-    for name in ("suite", "T", "n", "seed", "prompts", "rows", "answers", "tokens", "time", "disk"):
+    for name in ("suite", "T", "batch", "seed", "prompts", "rows", "answers", "tokens", "time", "disk"):
         drawn.add_column(name, justify="left" if name == "suite" else "right", overflow="fold")
     for cost in found:
         table = cost.table

@@ -28,7 +28,7 @@ def report(
     Example: `drafterzoo report runs/bench-2026-11-29-starter-1a2b3c --out report`
 
     The page is one file that loads nothing from anywhere; every figure lies beside it as PNG and SVG. Rows whose
-    conditions differ in anything but the drafter get sections of their own, and the page says what differs. What
+    conditions differ in more than drafter and budget get sections of their own, and the page says what differs. What
     `drafterzoo evaluate` counted on rollouts, and what `drafterzoo diagnose` found, stand apart from what was decoded.
 
     Parameters

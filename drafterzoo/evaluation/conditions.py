@@ -149,7 +149,21 @@ def conditions_key(conditions: Mapping[str, Any]) -> str:
 
 def shared(conditions: Mapping[str, Any]) -> dict[str, Any]:
     """The conditions without the rows' own: all that the rows of one table have in common."""
-    return {key: value for key, value in conditions.items() if key not in OF_A_ROW}
+    return by_sources({key: value for key, value in conditions.items() if key not in OF_A_ROW})
+
+
+def by_sources(conditions: Mapping[str, Any]) -> dict[str, Any]:
+    """The conditions without the commit, where a hash of the sources tells better which code ran: a wheel has none."""
+    code = conditions.get("code", {})
+    if not code.get("sources_sha256"):
+        return dict(conditions)
+    return {**conditions, "code": {key: value for key, value in code.items() if key != "commit"}}
+
+
+def when(conditions: Mapping[str, Any]) -> str:
+    """When a run began, and the commit of its code where it is known."""
+    commit = conditions["code"].get("commit")
+    return f"{conditions['date']}, commit {commit[:12]}" if commit else str(conditions["date"])
 
 
 def check_comparable(runs: Mapping[str, Mapping[str, Any]]) -> None:

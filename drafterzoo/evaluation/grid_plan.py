@@ -21,6 +21,7 @@ from drafterzoo.evaluation.conditions import Settings
 from drafterzoo.evaluation.grid_recipe import GridRecipe
 from drafterzoo.evaluation.selection import Where
 from drafterzoo.evaluation.suites import Suite, at_hand, is_file, load_suite, wanted
+from drafterzoo.parsing import toml_key
 from drafterzoo.registry import SUITES
 
 # What a results line takes on disk at most: names and keys of an answer, and per token of plain decoding its id (up to
@@ -216,7 +217,7 @@ def load_of(table: Table, recipe: GridRecipe) -> Load:
 
 def _uncounted(suite: str, error: UsageError | NotInstalledError) -> DrafterzooError:
     """What to say of a suite whose prompts nobody can count."""
-    ask = f"under [estimate] how many prompts it has: prompts = {{ {suite} = 80 }}."
+    ask = f"under [estimate] how many prompts it has: prompts = {{ {toml_key(suite)} = 80 }}."
     if suite in SUITES or is_file(suite) or _category(suite)[1]:
         return type(error)(f"{str(error).rstrip('.')}, or say {ask}")
     return UsageError(f"suite {suite!r} is not known here{suggest(suite, SUITES)}; say {ask}")

@@ -25,6 +25,7 @@ from drafterzoo.threads import MOST_THREADS
 from drafterzoo.validators import positive
 
 CROSSED = ("drafters", "budgets", "suites", "temperatures", "batch_sizes", "seeds")
+LONGEST_NAME = 120  # of a grid, in bytes: a folder is called after it, with more words around
 UNTOUCHED = ("name", "out", "estimate")  # keys that change no number, so that a grid may go on after they changed
 
 
@@ -106,6 +107,10 @@ class GridRecipe:
         for name in self.exclude:
             if name != "lookup":
                 raise UsageError(f"exclude names {name!r}, but only 'lookup' can be left out.")
+        if self.name != Path(self.name).name or "\0" in self.name or not 1 <= len(self.name.encode()) <= LONGEST_NAME:
+            raise UsageError(
+                f"name is {self.name!r}, but a folder is called after it; give 1 to {LONGEST_NAME} letters without '/'."
+            )
         if self.limit is not None and self.limit < 1:
             raise UsageError(f"limit is {self.limit}, expected at least 1.")
         if not 0 <= self.threads <= MOST_THREADS:
@@ -177,6 +182,14 @@ def read_grid_recipe(path: str | Path) -> GridRecipe:
             "recipes/grids/."
         ) from error
     return build_grid_recipe({"name": file.stem, **values}, str(file))
+
+
+def with_threads(recipe: GridRecipe, threads: int) -> GridRecipe:
+    """The recipe with so many CPU threads. Raises UsageError for what no machine has."""
+    try:
+        return attrs.evolve(recipe, threads=threads)
+    except UsageError as error:
+        raise UsageError(f"--{error}") from error
 
 
 def build_grid_recipe(values: Mapping[str, Any], where: str = "grid") -> GridRecipe:

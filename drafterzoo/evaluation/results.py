@@ -32,6 +32,7 @@ from drafterzoo.parsing import kind, parse_json, reason
 from drafterzoo.wording import quantity, verb
 
 FORMAT_VERSION = 1
+_UNFINISHED = re.compile(r"\.(.+)\.[a-z0-9_]{8}")  # tempfile's names
 CONDITIONS, ROUNDS, SUMMARY = "conditions.json", "rounds.jsonl", "summary.json"
 AGAIN = "restore the file, or run the command again in another folder"
 BEGINNING = b'{"cell"'  # of every line of results
@@ -270,6 +271,12 @@ def cut_back(directory: Path, lines: int) -> None:
         if file.tell() < os.fstat(file.fileno()).st_size:
             file.truncate()
             os.fsync(file.fileno())
+
+
+def unfinished(name: str) -> str | None:
+    """The file that `write_whole` was making when it was killed, by the name of what it left; None for other names."""
+    found = _UNFINISHED.fullmatch(name)
+    return found and found[1]
 
 
 def read_object(path: Path) -> dict[str, Any]:

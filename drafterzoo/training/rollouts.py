@@ -58,7 +58,9 @@ class Rollouts:
 
 
 def expand_path(text: str) -> Path:
-    """Replace `$NAME` and `~`. Raises DataError naming a variable that is not set."""
+    """Replace `$NAME` and `~`, unless there is such a file as it stands. Raises DataError naming a variable not set."""
+    if os.path.exists(text):
+        return Path(text)
     expanded = os.path.expanduser(os.path.expandvars(text))
     if "$" in expanded:
         missing = expanded.partition("$")[2].strip("{").split("}")[0].split("/")[0]
@@ -73,8 +75,8 @@ def read_rollouts(path: str | Path, vocab_size: int) -> Rollouts:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(
-            f"{path}: cannot be read ({error.strerror}); give a JSONL file of rollouts, make one with "
-            f"`drafterzoo rollout`, or let a table [generate] in the recipe say how to make it."
+            f"{path}: cannot be read ({error.strerror}); give a JSONL file of rollouts, or make one with "
+            f"`drafterzoo rollout`."
         ) from error
     rows = [
         _row(parse_object(line, f"{path}:{number}", ADVICE), f"{path}:{number}", vocab_size)

@@ -20,7 +20,7 @@ from drafterzoo.errors import DataError, UsageError
 from drafterzoo.evaluation.conditions import code, drafter_conditions, machine, target_conditions
 from drafterzoo.evaluation.contenders import bind
 from drafterzoo.evaluation.diagnosis.figures import pictures
-from drafterzoo.evaluation.diagnosis.folder import check_place, conditions_line, write
+from drafterzoo.evaluation.diagnosis.folder import MOST_BINS, MOST_DEPTH, check_place, conditions_line, write
 from drafterzoo.evaluation.diagnosis.summary import grids, summarise
 from drafterzoo.evaluation.diagnosis.tokens import check_drafter, drafted, joined
 from drafterzoo.evaluation.offline.lines import key_of
@@ -36,7 +36,7 @@ from drafterzoo.wording import quantity
 if TYPE_CHECKING:
     from rich.console import Group
 
-MOST = 4096  # of depth, bins and answers read at once: beyond, a slip of the keyboard
+MOST_AT_ONCE = 4096  # answers: beyond, a slip of the keyboard
 
 
 @attrs.frozen(eq=False)
@@ -48,11 +48,16 @@ class Diagnosis:
 
     def table(self) -> Group:
         """The tables as a rich renderable."""
-        return drawn(grids(self.summary), [self.summary["drafter"]])
+        return drawn(grids(self.summary, self.heading), [self.summary["drafter"]])
 
     def markdown(self) -> str:
         """The same tables in Markdown."""
-        return "\n".join(grid.markdown() for grid in grids(self.summary))
+        return "\n".join(grid.markdown() for grid in grids(self.summary, self.heading))
+
+    @property
+    def heading(self) -> str:
+        """What was asked of which drafter."""
+        return f"{self.summary['drafter']} on {conditions_line(self.summary['conditions'])}"
 
 
 def diagnose(
@@ -75,9 +80,10 @@ def diagnose(
     them. bins: of the drafter's confidence. out: the folder, by default one under `runs`. figures: draw them, too.
     Raises UsageError, DataError, CheckpointError, DiskError.
     """
-    for name, value in {"depth": depth, "bins": bins, "batch_size": batch_size}.items():
-        if not 1 <= value <= MOST:
-            raise UsageError(f"diagnose: {name} is {value}, expected a whole number from 1 to {MOST}.")
+    asked = (("depth", depth, MOST_DEPTH), ("bins", bins, MOST_BINS), ("batch_size", batch_size, MOST_AT_ONCE))
+    for name, value, most in asked:
+        if not 1 <= value <= most:
+            raise UsageError(f"diagnose: {name} is {value}, expected a whole number from 1 to {most}.")
     if limit is not None and limit < 1:
         raise UsageError(f"diagnose: limit is {limit}, expected at least 1.")
     if figures:
@@ -119,8 +125,9 @@ def _recordings(kept: Rollouts, target: Target, split: str | None, limit: int | 
         if row.temperature == 0 and split in (None, row.split) and len(row.response_ids) > 1
     ][:limit]
     if not chosen:
+        of_split = "" if split is None else f" of split {split!r}"
         raise DataError(
-            f"{kept.path}: no answer drawn at temperature 0{f' of split {split!r}' if split else ''} has two tokens; "
+            f"{kept.path}: no answer drawn at temperature 0{of_split} has two tokens; "
             f"make some with `drafterzoo rollout --temperature 0`."
         )
     for number, row in chosen:
@@ -134,6 +141,6 @@ def _write(folder: Path, summary: dict[str, Any], figures: bool) -> None:
         write(folder, summary)
         if not figures:
             return
-        for picture in pictures(summary, f"{summary['drafter']} on {conditions_line(summary['conditions'])}"):
+        for picture in pictures(summary, Diagnosis(summary, folder).heading):
             for kind, content in for_files(picture, [summary["drafter"]]).items():
                 write_whole(folder / f"{picture.name}.{kind}", content)

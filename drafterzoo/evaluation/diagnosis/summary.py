@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from drafterzoo.evaluation.cautions import FEW_PROMPTS
 from drafterzoo.evaluation.diagnosis.tokens import Tokens
 from drafterzoo.evaluation.metrics import ratio
 from drafterzoo.evaluation.tables import NOTHING, Grid
+from drafterzoo.wording import quantity
 
 EDGES = (0.0, 0.5, 0.9, 1.0)  # of the paper's table: unsure, between, sure
 NAMES = ("below 0.5", "0.5 to 0.9", "from 0.9")
@@ -80,11 +82,19 @@ def _bucket(tokens: Tokens, some: Tensor, total: int) -> dict[str, Any]:
     }
 
 
-def grids(summary: dict[str, Any]) -> list[Grid]:
-    """The tables for a terminal and for Markdown."""
+def cautions(summary: Mapping[str, Any]) -> list[str]:
+    """What the numbers cannot bear, in sentences."""
+    answers = summary["conditions"]["rollouts"]["answers"]
+    if answers >= FEW_PROMPTS:
+        return []
+    return [f"shares: of {quantity(answers, 'answer')} they say little; diagnose at least {FEW_PROMPTS} answers"]
+
+
+def grids(summary: dict[str, Any], heading: str) -> list[Grid]:
+    """The tables for a terminal and for Markdown. heading: what was asked of which drafter."""
     confidence = Grid(
         "Acceptance by the drafter's own confidence",
-        "Every token of the answers is a root once; a draft counts where all before it were right.",
+        f"{heading}. Every token but an answer's last is a root once; a draft counts where all before it were right.",
         ("chance of its choice", "tokens", "accepted"),
         tuple((bin_name(row), f"{row['tokens']:,}", _percent(row["acceptance"])) for row in summary["by_confidence"]),
         labels=1,

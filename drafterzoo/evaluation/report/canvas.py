@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,6 +28,8 @@ LONGEST_NAME = 21  # characters of a drafter's name that fit beside a panel; the
 LEGEND_WIDTH = 54  # characters of a legend's line, each name with four for its marker and the gap
 DODGE, WIDEST_DODGE = 0.06, 0.3  # octaves between neighbours at one size, and from the first of them to the last
 MARKERS = "osD^vP*Xp<>h"
+TITLE_WIDTH = 46  # characters of a title's line
+NOT_IN_XML = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 
 
 @attrs.frozen
@@ -140,20 +143,21 @@ def _drawn(picture: Picture, order: Sequence[str], kinds: Sequence[str], *, alon
     from matplotlib.figure import Figure
 
     drawn = {}
-    with matplotlib.rc_context(_settings(LIGHT, picture.name)):
+    with matplotlib.rc_context(_settings(LIGHT, picture.name)), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # a box stands for it; tables have the name
         height = picture.height + (0.65 if alone else 0)
         figure: Figure = Figure(figsize=(WIDTH, height), facecolor=LIGHT.surface, layout="constrained")
         axes = figure.add_subplot()
         axes.tick_params(length=0)
         picture.draw(Canvas(axes, LIGHT, order))
         if alone:
-            figure.suptitle(picture.title, x=0.01, ha="left", fontsize=11.5, weight="bold")
+            figure.suptitle(fill(picture.title, TITLE_WIDTH), x=0.01, ha="left", fontsize=11.5, weight="bold")
             figure.supxlabel(fill(picture.conditions, 96), x=0.01, ha="left", fontsize=6.5, color=LIGHT.muted)
         for kind in kinds:
             content = io.BytesIO()
             metadata = {"Date": None} if kind == "svg" else {"Software": None}
             figure.savefig(content, format=kind, dpi=200, metadata=metadata)
-            drawn[kind] = content.getvalue()
+            drawn[kind] = NOT_IN_XML.sub(b"?", content.getvalue()) if kind == "svg" else content.getvalue()
             figure.set_layout_engine("none")  # leaves everything where it is
     return drawn
 
@@ -162,6 +166,7 @@ def _settings(theme: Theme, name: str) -> Any:
     return {
         "svg.hashsalt": name,  # names inside the file must not change from run to run
         "svg.fonttype": "path",
+        "text.parse_math": False,  # a name may hold dollar signs
         "font.size": 9.5,
         "axes.spines.top": False,
         "axes.spines.right": False,

@@ -22,6 +22,8 @@ from drafterzoo.errors import DataError, UsageError
 from drafterzoo.evaluation import metrics, statistics
 from drafterzoo.evaluation.cautions import cautions
 from drafterzoo.evaluation.conditions import check_comparable, conditions_key, differing
+from drafterzoo.evaluation.diagnosis.summary import cautions as diagnosis_cautions
+from drafterzoo.evaluation.report.called import by_budget, folder_names
 from drafterzoo.evaluation.report.definitions import Definition
 from drafterzoo.evaluation.report.diagnoses import DiagnosisRun, DiagnosisSection, diagnosis_sections, read_diagnosis
 from drafterzoo.evaluation.report.folders import Failure, failures, find
@@ -31,22 +33,22 @@ from drafterzoo.evaluation.results import AGAIN, CONDITIONS, ROUNDS, SUMMARY, Re
 from drafterzoo.evaluation.shapes import check_conditions
 from drafterzoo.evaluation.statistics import PairedRatio
 from drafterzoo.evaluation.summary import PLAIN, Difference, differences, summarise
-from drafterzoo.wording import quantity, shown, verb
+from drafterzoo.wording import listed, quantity, shown, verb
 
 
 @attrs.frozen(eq=False)
 class Run:
-    """One results directory. summary: computed anew. remarks: what a reader of its numbers must know."""
+    """One results directory. summary: computed anew. remarks: what a reader of its numbers must know.
+
+    name: unlike that of any other folder of the report.
+    """
 
     directory: Path
+    name: str
     conditions: dict[str, Any]
     records: list[Record]
     summary: dict[str, Any]
     remarks: list[str]
-
-    @property
-    def name(self) -> str:
-        return self.directory.name
 
     @property
     def held(self) -> int:
@@ -178,25 +180,27 @@ def collect(directories: Sequence[Path], definition: Definition | None = None) -
     Raises UsageError when a directory holds no results, DataError when results are broken or of another version.
     """
     folders = find(directories)
+    every = [*folders.benches, *folders.evaluations, *folders.diagnoses]
+    names = dict(zip(every, folder_names(every), strict=True))
     groups: dict[str, list[_Part]] = {}
     evaluations = []
     remarks = list(folders.remarks)
     for folder in folders.benches:
         found, said = _read(folder)
         if found.records:
-            groups.setdefault(conditions_key(found.conditions), []).append(_part(found, said))
+            groups.setdefault(conditions_key(found.conditions), []).append(_part(found, names[folder], said))
         else:
             remarks += [*said, f"{folder} holds no answer yet and is left out."]
     for folder in folders.evaluations:
-        evaluation, said = read_evaluation(folder)
+        evaluation, said = read_evaluation(folder, names[folder])
         remarks += said
         if evaluation.lines:
             evaluations.append(evaluation)
         else:
             remarks.append(f"{folder} holds no rollout yet and is left out.")
-    asked = [read_diagnosis(folder) for folder in folders.diagnoses]
+    asked = [read_diagnosis(folder, names[folder]) for folder in folders.diagnoses]
     if not groups and not evaluations and not asked:
-        empty = _listed([*folders.benches, *folders.evaluations])
+        empty = listed([*folders.benches, *folders.evaluations])
         raise UsageError(f"report: there is no answer in {empty}; run the command until at least one prompt is done.")
     sections = [
         _section(number, _on_shared_prompts(parts), definition)
@@ -207,10 +211,14 @@ def collect(directories: Sequence[Path], definition: Definition | None = None) -
     diagnoses = diagnosis_sections(asked, len(sections) + len(offline) + 1)
     remarks += [remark for section in sections for run in section.runs for remark in run.remarks] + said
     remarks += _cautions([run for section in sections for run in section.runs])
+    for run in asked:
+        remarks += [f"{run.name}: {caution}." for caution in diagnosis_cautions(run.summary)]
     if definition is not None and offline:
         remarks.append(
             f"τ by {definition.project} needs decoded results: what was counted on rollouts shows ours alone."
         )
+    if definition is not None and not sections and not offline:
+        remarks.append(f"τ by {definition.project} needs decoded results, and here are none.")
     return Collection(sections, offline, diagnoses, fields, definition, failures(folders), remarks)
 
 
@@ -233,11 +241,7 @@ def _cautions(runs: Sequence[Run]) -> list[str]:
     for run in runs:
         for caution in cautions(run.summary):
             named.setdefault(caution, []).append(run.name)
-    return [f"{_listed(names)}: {caution}." for caution, names in named.items()]
-
-
-def _listed(folders: Sequence[Path | str]) -> str:
-    return ", ".join(map(str, folders[:3])) + (f" and {len(folders) - 3} more" if len(folders) > 3 else "")
+    return [f"{listed(names)}: {caution}." for caution, names in named.items()]
 
 
 def _read(folder: Path) -> tuple[Results, list[str]]:
@@ -254,6 +258,7 @@ class _Part:
     """A results directory with the answers that all of its rows have, before other runs of its section are seen."""
 
     found: Results
+    name: str
     records: list[Record]
     remarks: list[str]
 
@@ -262,8 +267,8 @@ class _Part:
         return {(r.prompt, r.turn) for r in self.records}
 
 
-def _part(found: Results, remarks: list[str]) -> _Part:
-    conditions, name = found.conditions, found.directory.name
+def _part(found: Results, name: str, remarks: list[str]) -> _Part:
+    conditions = found.conditions
     for record in found.records:
         known = record.cell == PLAIN or (
             record.drafter in conditions["drafters"] and record.budget in conditions["budgets"]
@@ -276,7 +281,7 @@ def _part(found: Results, remarks: list[str]) -> _Part:
     records, said = _matched(found.records, name)
     if part := shown([len({r.prompt for r in records})], conditions["suite"]["prompts"], "prompt"):
         said.append(f"{name} is unfinished: {part}.")
-    return _Part(found, records, remarks + said)
+    return _Part(found, name, records, remarks + said)
 
 
 def _on_shared_prompts(parts: Sequence[_Part]) -> list[Run]:
@@ -286,23 +291,25 @@ def _on_shared_prompts(parts: Sequence[_Part]) -> list[Run]:
     """
     shared = set.intersection(*(part.answers for part in parts))
     if not shared:
-        names = _listed([part.found.directory for part in parts])
+        names = listed([part.found.directory for part in parts])
         raise DataError(f"report: {names} have no prompt in common; report on them one by one.")
     runs = []
     for part in parts:
         remarks = list(part.remarks)
         if lost := len(part.answers - shared):
             are = f"{quantity(lost, 'answer')} {verb(lost, 'is', 'are')}"
-            remarks.append(f"{part.found.directory.name}: {are} left out, since not every run beside it has them.")
-        runs.append(_run(part.found, [r for r in part.records if (r.prompt, r.turn) in shared], remarks))
+            remarks.append(f"{part.name}: {are} left out, since not every run beside it has them.")
+        runs.append(_run(part, [r for r in part.records if (r.prompt, r.turn) in shared], remarks))
     return runs
 
 
-def _run(found: Results, records: list[Record], remarks: list[str]) -> Run:
+def _run(part: _Part, records: list[Record], remarks: list[str]) -> Run:
     """A run of these of its records, summed up anew."""
+    found = part.found
     gaps = _gaps(found)
     unlike = [attrs.evolve(d, gap=gaps.get((d.cell, d.prompt, d.turn, d.repeat))) for d in differences(records)]
-    return Run(found.directory, found.conditions, records, _summary(records, found.conditions, unlike), remarks)
+    summary = _summary(records, found.conditions, unlike)
+    return Run(found.directory, part.name, found.conditions, records, summary, remarks)
 
 
 def _gaps(found: Results) -> dict[tuple[Any, ...], float | None]:
@@ -347,8 +354,9 @@ def _matched(records: list[Record], name: str) -> tuple[list[Record], list[str]]
 
 def _section(number: int, runs: list[Run], definition: Definition | None) -> Section:
     check_comparable({f"run {i} ({run.name})": run.conditions for i, run in enumerate(runs, start=1)})
-    several = Counter(cell for run in runs for cell in {r["cell"] for r in run.summary["rows"]})
-    rows = [row for i, run in enumerate(runs) for row in _rows(run, several, definition) if i == 0 or not row.plain]
+    cells = [(r["drafter"], r["budget"], i) for i, run in enumerate(runs) for r in run.summary["rows"]]
+    called = by_budget([cell for cell in cells if cell[0] != PLAIN], [run.name for run in runs])
+    rows = [row for i, run in enumerate(runs) for row in _rows(run, i, called, definition) if i == 0 or not row.plain]
     rows.sort(key=_rank)
     drafted = [row for row in rows if not row.plain]
     speeds = judged([_speedup(row) for row in drafted])
@@ -356,13 +364,15 @@ def _section(number: int, runs: list[Run], definition: Definition | None) -> Sec
     return Section(number, runs[0].conditions, runs, rows, _comparisons(drafted), named)
 
 
-def _rows(run: Run, several: Mapping[str, int], definition: Definition | None) -> Iterator[Row]:
+def _rows(
+    run: Run, number: int, called: Mapping[tuple[str, str, int], str], definition: Definition | None
+) -> Iterator[Row]:
     cells: dict[str, list[Record]] = {}
     for r in metrics.first(run.records):
         cells.setdefault(r.cell, []).append(r)
     for figures in run.summary["rows"]:
         cell, records = figures["cell"], cells[figures["cell"]]
-        name = figures["drafter"] + (f" ({run.name})" if several[cell] > 1 and cell != PLAIN else "")
+        name = called.get((figures["drafter"], figures["budget"], number), figures["drafter"])
         other = definition.compute(records) if definition is not None and cell != PLAIN else None
         yield Row(name, run, figures, records, statistics.tau_interval(records), other)
 

@@ -5,28 +5,25 @@ Knows the folder of a diagnosis; nothing of decoded results, evaluations, figure
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from drafterzoo.evaluation.conditions import unlike
+from drafterzoo.evaluation.conditions import by_sources, unlike
 from drafterzoo.evaluation.diagnosis import folder
 from drafterzoo.evaluation.offline.lines import OF_NO_ACCOUNT, key_of
+from drafterzoo.evaluation.report.called import row_names
 
 
 @attrs.frozen(eq=False)
 class DiagnosisRun:
-    """One folder of `drafterzoo diagnose`."""
+    """One folder of `drafterzoo diagnose`. name: unlike that of any other folder of the report."""
 
     directory: Path
+    name: str
     summary: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        return self.directory.name
 
     @property
     def conditions(self) -> dict[str, Any]:
@@ -55,9 +52,9 @@ class DiagnosisSection:
         return {name: run.summary for name, run in self.by_name.items()}
 
 
-def read_diagnosis(directory: Path) -> DiagnosisRun:
+def read_diagnosis(directory: Path, name: str) -> DiagnosisRun:
     """Raises DataError for a broken one."""
-    return DiagnosisRun(directory, folder.read(directory))
+    return DiagnosisRun(directory, name, folder.read(directory))
 
 
 def diagnosis_sections(runs: Sequence[DiagnosisRun], first: int) -> list[DiagnosisSection]:
@@ -78,14 +75,9 @@ def differences(sections: Sequence[DiagnosisSection]) -> dict[str, tuple[Any, ..
 
 def _shared(conditions: Mapping[str, Any]) -> dict[str, Any]:
     """What must be equal in one table. Nothing here is timed, so the machine need not be."""
-    return {key: value for key, value in conditions.items() if key not in ("drafter", *OF_NO_ACCOUNT)}
+    return by_sources({key: value for key, value in conditions.items() if key not in ("drafter", *OF_NO_ACCOUNT)})
 
 
 def _named(runs: Sequence[DiagnosisRun]) -> dict[str, DiagnosisRun]:
     """Each by its drafter; one that several have asked is named after its folder as well."""
-    several = Counter(run.summary["drafter"] for run in runs)
-    found = {}
-    for run in runs:
-        name = run.summary["drafter"]
-        found[f"{name} ({run.name})" if several[name] > 1 else name] = run
-    return found
+    return dict(zip(row_names([(run.summary["drafter"], run.name) for run in runs]), runs, strict=True))

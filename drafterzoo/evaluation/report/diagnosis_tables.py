@@ -36,9 +36,9 @@ def leaderboard(section: DiagnosisSection) -> Table:
         Column("tokens"),
         Column("accepted", ("acceptance",)),
         *(Column(f"at depth {depth}", (f"acceptance_{depth}",)) for depth in range(1, section.conditions["depth"] + 1)),
-        Column("rejected while unsure", ("unsure_share",)),
-        Column("and the target decisive", ("unsure_while_target_decisive_share",)),
-        *([Column("recovered", ("recovered",))] if again else []),
+        Column("of rejected: unsure", ("unsure_share",)),
+        Column("of rejected: unsure, target decisive", ("unsure_while_target_decisive_share",)),
+        *([Column("of rejected: recovered", ("recovered",))] if again else []),
     )
     rows = []
     for name, summary in section.summaries.items():
@@ -49,9 +49,8 @@ def leaderboard(section: DiagnosisSection) -> Table:
         values = [summary["acceptance"], *depths, *shares, *saved]
         rows.append((_drafter_cell(name), count_cell(summary["tokens"]), *(number_cell(v, 3) for v in values)))
     notes = [
-        "Every token of the answers is a root once; a draft counts where all before it were right. Unsure: the drafter "
-        "gave its own choice a chance below 0.5. Decisive: the target gave its own at least 0.9. Shares are of all "
-        "rejected tokens."
+        "Every token but an answer's last is a root once; a draft counts where all before it were right. Unsure: the "
+        "drafter gave its own choice a chance below 0.5. Decisive: the target gave its own at least 0.9."
     ]
     if again:
         notes.append("Recovered: of the rejected tokens, the share where second thoughts choose what the target does.")

@@ -65,9 +65,9 @@ def find(directories: Sequence[Path]) -> Folders:
     for given in directories:
         if not given.is_dir():
             raise UsageError(f"report: {given} is not a folder; name one or several that {MAKERS} wrote.")
-        below = [given] if (given / CONDITIONS).is_file() else _holding(CONDITIONS, given)
+        below = _holding(CONDITIONS, given)
         ours = [folder for folder in below if _is(folder, ROUNDS) or _is(folder, LINES)]
-        asked = [given] if _is(given, DIAGNOSIS) else _holding(DIAGNOSIS, given)
+        asked = _holding(DIAGNOSIS, given)
         if not ours and not asked:
             lacks = [f"{folder} has {CONDITIONS} but no {_lines_of(folder)}" for folder in below[:1]]
             other = lacks[0] if lacks else f"no {CONDITIONS} or {DIAGNOSIS} in it or below it"

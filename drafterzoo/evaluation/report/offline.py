@@ -5,7 +5,6 @@ Knows the offline evaluator's lines and summary, and statistics; nothing of deco
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -15,9 +14,10 @@ import attrs
 
 from drafterzoo.budget import Budget
 from drafterzoo.errors import DataError
-from drafterzoo.evaluation.conditions import OF_A_ROW, unlike
+from drafterzoo.evaluation.conditions import OF_A_ROW, by_sources, unlike
 from drafterzoo.evaluation.offline.lines import LINES, OF_NO_ACCOUNT, Line, key_of, read_lines
 from drafterzoo.evaluation.offline.summary import doubts, mal_columns, mal_interval, summarise
+from drafterzoo.evaluation.report.called import by_budget
 from drafterzoo.evaluation.report.verdicts import Verdict, judged, tested
 from drafterzoo.evaluation.results import CONDITIONS, SUMMARY, read_object
 from drafterzoo.evaluation.shapes import Evaluated, check_conditions
@@ -27,15 +27,12 @@ from drafterzoo.wording import shown
 
 @attrs.frozen(eq=False)
 class Evaluation:
-    """One results directory of `drafterzoo evaluate`."""
+    """One results directory of `drafterzoo evaluate`. name: unlike that of any other folder of the report."""
 
     directory: Path
+    name: str
     conditions: dict[str, Any]
     lines: list[Line]
-
-    @property
-    def name(self) -> str:
-        return self.directory.name
 
 
 @attrs.frozen(eq=False)
@@ -110,7 +107,7 @@ class OfflineSection:
         return bool(self.conditions["sampling"]["rule"] == "rejection")
 
 
-def read_evaluation(folder: Path) -> tuple[Evaluation, list[str]]:
+def read_evaluation(folder: Path, name: str) -> tuple[Evaluation, list[str]]:
     """The lines of a results directory, and what reading them showed. Raises DataError for a broken one."""
     conditions, lines, torn = read_lines(folder)
     if (folder / SUMMARY).is_file():
@@ -123,7 +120,7 @@ def read_evaluation(folder: Path) -> tuple[Evaluation, list[str]]:
             f"the folder or evaluate again."
         )
     said = [f"{folder / LINES}: the last line is half-written and was left out."] if torn else []
-    return Evaluation(folder, conditions, lines), said
+    return Evaluation(folder, name, conditions, lines), said
 
 
 def offline_sections(runs: Sequence[Evaluation], first: int) -> tuple[list[OfflineSection], list[str]]:
@@ -146,7 +143,7 @@ def differences(sections: Sequence[OfflineSection]) -> dict[str, tuple[Any, ...]
 
 def _shared(conditions: Mapping[str, Any]) -> dict[str, Any]:
     """What must be equal in one table. Nothing here is timed, so the machine need not be."""
-    return {key: value for key, value in conditions.items() if key not in (*OF_A_ROW, *OF_NO_ACCOUNT)}
+    return by_sources({key: value for key, value in conditions.items() if key not in (*OF_A_ROW, *OF_NO_ACCOUNT)})
 
 
 def _section(number: int, runs: list[Evaluation]) -> tuple[OfflineSection, list[str]]:
@@ -172,12 +169,13 @@ def _section(number: int, runs: list[Evaluation]) -> tuple[OfflineSection, list[
 
 def _merged(runs: Sequence[Evaluation]) -> tuple[dict[str, Any], list[Line]]:
     """The conditions and lines of all; a row that several have is named after its run as well."""
-    several = Counter(cell for run in runs for cell in {line.cell for line in run.lines})
+    rows = [(line.drafter, line.budget, i) for i, run in enumerate(runs) for line in run.lines]
+    called = by_budget(rows, [run.name for run in runs])
     drafters: dict[str, Any] = {}
     lines: list[Line] = []
-    for run in runs:
+    for i, run in enumerate(runs):
         for line in run.lines:
-            name = line.drafter + (f" ({run.name})" if several[line.cell] > 1 else "")
+            name = called[line.drafter, line.budget, i]
             drafters[name] = run.conditions["drafters"][line.drafter]
             lines.append(attrs.evolve(line, drafter=name, cell=f"{name}@{line.budget}"))
     budgets = list(dict.fromkeys(budget for run in runs for budget in run.conditions["budgets"]))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from drafterzoo.evaluation.conditions import by_sources, when
 from drafterzoo.evaluation.offline.lines import OF_NO_ACCOUNT
 from drafterzoo.evaluation.report import offline
 from drafterzoo.evaluation.report.offline import OfflineRow, OfflineSection
@@ -159,9 +160,9 @@ def conditions(section: OfflineSection) -> Table:
         for key, value in section.conditions.items()
         if key not in ("drafters", "budgets", "kind", *OF_NO_ACCOUNT)
     }
-    told = [(f"evaluation {run.name}", f"{run.conditions['date']}, {run.directory}") for run in section.runs]
+    told = [(f"evaluation {run.name}", f"{when(run.conditions)}, {run.directory}") for run in section.runs]
     told += [(f"drafter {name}", weights_of(drafter)) for name, drafter in section.conditions["drafters"].items()]
-    return conditions_table(section.number, shared, told)
+    return conditions_table(section.number, by_sources(shared), told)
 
 
 def overview(sections: Sequence[OfflineSection]) -> Table | None:

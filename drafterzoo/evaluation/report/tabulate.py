@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from drafterzoo.evaluation.conditions import flatten, shared
+from drafterzoo.evaluation.conditions import flatten, shared, when
 from drafterzoo.evaluation.report.collect import Collection, Comparison, Row, Section, resampled
 from drafterzoo.evaluation.report.offline import OfflineRow
 from drafterzoo.evaluation.report.verdicts import LEVEL, TESTABLE, Verdict
@@ -236,7 +236,7 @@ def conditions(section: Section) -> Table:
     """Everything that can change a number, and the rows' own: which weights each drafter has."""
     told = []
     for run in section.runs:
-        told.append((f"run {run.name}", f"{run.conditions['date']}, {run.directory}"))
+        told.append((f"run {run.name}", f"{when(run.conditions)}, {run.directory}"))
         told += [(f"drafter {name}", weights_of(drafter)) for name, drafter in run.conditions["drafters"].items()]
     return conditions_table(section.number, shared(section.conditions), told)
 

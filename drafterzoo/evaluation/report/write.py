@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from drafterzoo.disk import check_folder, writing
+from drafterzoo.disk import ANOTHER_FOLDER, check_file, check_folder, writing
 from drafterzoo.evaluation.report import definitions
 from drafterzoo.evaluation.report.canvas import Picture, check_matplotlib, for_files
 from drafterzoo.evaluation.report.collect import Collection, Comparison, Row, Section, collect
@@ -23,7 +23,7 @@ from drafterzoo.evaluation.report.folders import Failure
 from drafterzoo.evaluation.report.offline import OfflineSection
 from drafterzoo.evaluation.report.page import Pictures, build, check_jinja, inlined, lossless
 from drafterzoo.evaluation.report.verdicts import Verdict
-from drafterzoo.evaluation.results import write_whole
+from drafterzoo.evaluation.results import unfinished, write_whole
 from drafterzoo.progress import progress
 
 PAGE, FIGURES = "report.html", "figures"
@@ -60,10 +60,10 @@ def report(
     """Write one self-contained HTML page, and PNG and SVG figures, about one or several results directories.
 
     directories: what `bench`, `grid`, `evaluate` or `diagnose` wrote, or folders that hold such directories at any
-    depth. Rows whose conditions differ in anything but the drafter get sections of their own, and what was counted on
-    rollouts or diagnosed stands apart from what was decoded. out: the report's folder, by default `report` inside the
-    first directory; an older report there is replaced. definition: "vllm", "sglang", "eagle", "hass", "specforge" or
-    "deepspec" adds τ as that project defines it, from the raw counters.
+    depth. Rows whose conditions differ in more than drafter and budget get sections of their own, and what was counted
+    on rollouts or diagnosed stands apart from what was decoded. out: the report's folder, by default `report` inside
+    the first directory; an older report there is replaced. definition: "vllm", "sglang", "eagle", "hass", "specforge"
+    or "deepspec" adds τ as that project defines it, from the raw counters.
     Raises NotInstalledError (a missing extra), UsageError (no results, an unknown definition), DataError (broken
     results, or of another format version) and DiskError (a folder that cannot be written), before anything is written.
     """
@@ -75,28 +75,37 @@ def report(
     folder = Path(out) if out is not None else Path(given[0]) / "report"
     what = f"{folder}: the report"
     check_folder(folder / FIGURES, what)
+    check_file(folder / PAGE, what, ANOTHER_FOLDER)
     pictures = Pictures.of(collection)
+    inside, figures = _drawn(pictures.every, collection, show_progress)
+    page, summary = build(collection, pictures, inside).encode(), _summary(collection)
     with writing(what):
-        (folder / FIGURES).mkdir(parents=True, exist_ok=True)
-        inside, files = _figures(pictures.every, collection, folder / FIGURES, show_progress)
-        for stale in {path for path in (folder / FIGURES).iterdir() if OURS.fullmatch(path.name)} - set(files):
-            stale.unlink()  # of an older report: a figure that this page does not show
-        write_whole(folder / PAGE, build(collection, pictures, inside).encode())
-    return ReportResult(folder / PAGE, files, _summary(collection), collection.remarks, collection.failures)
+        files = _replace(folder, page, figures)
+    return ReportResult(folder / PAGE, files, summary, collection.remarks, collection.failures)
 
 
-def _figures(
-    pictures: Sequence[Picture], collection: Collection, folder: Path, show_progress: bool
-) -> tuple[dict[str, dict[str, str]], list[Path]]:
-    """Draw everything: data URIs for the page by picture, and the files."""
-    inside, files = {}, []
+def _replace(folder: Path, page: bytes, figures: Mapping[str, bytes]) -> list[Path]:
+    """Write the figures and the page over those of an older report, whose other figures go. Returns the figures."""
+    (folder / FIGURES).mkdir(parents=True, exist_ok=True)
+    for name, content in figures.items():
+        write_whole(folder / FIGURES / name, content)
+    for path in (folder / FIGURES).iterdir():
+        if OURS.fullmatch(unfinished(path.name) or path.name) and path.name not in figures:
+            path.unlink()
+    write_whole(folder / PAGE, page)
+    return [folder / FIGURES / name for name in figures]
+
+
+def _drawn(
+    pictures: Sequence[Picture], collection: Collection, show_progress: bool
+) -> tuple[dict[str, dict[str, str]], dict[str, bytes]]:
+    """Draw everything: data URIs for the page by picture, and the files by name."""
+    inside, files = {}, {}
     with progress("drawing", len(pictures), "figures") if show_progress else nullcontext() as bar:
         for picture in pictures:
             inside[picture.name] = inlined(picture, collection.drafters)
             for kind, content in for_files(picture, collection.drafters).items():
-                path = folder / f"{picture.name}.{kind}"
-                write_whole(path, content)
-                files.append(path)
+                files[f"{picture.name}.{kind}"] = content
             if bar is not None:
                 bar(1)
     return inside, files
