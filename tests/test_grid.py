@@ -16,6 +16,7 @@ import pytest
 from filelock import FileLock
 
 from drafterzoo.cli import main
+from drafterzoo.cli.grid import remarks
 from drafterzoo.drafters.lookup import Lookup
 from drafterzoo.errors import CheckpointError, DataError, NotInstalledError, UsageError
 from drafterzoo.evaluation import grid_folder, grid_summary
@@ -254,6 +255,10 @@ def test_where_decodes_a_part_and_the_rest_may_follow(whole, recipe, tmp_path):
     out = tmp_path / "out"
     part = grid(recipe, out=out, where="drafter=lookup,budget=5,batch_size=4")
     assert not part.summary["complete"] and len(part.summary["tables"]) == 1
+    said = remarks(part.summary, "drafter=lookup,budget=5,batch_size=4")
+    assert "intervals: of 2 batches they say little; ask at least 20 prompts, or in smaller batches" in said
+    assert said[-1].endswith("all that --where selects is done, and without it the same command goes on")
+    assert remarks(part.summary)[-1].endswith("; the same command goes on")
     assert [row["drafter"] for row in part.summary["tables"][0]["rows"]] == ["none", "lookup"]
     assert grid(recipe, out=out).summary["complete"]
     assert {name: sorted(text.split(b"\n")) for name, text in counters(out).items()} == {
