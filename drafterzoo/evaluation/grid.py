@@ -239,7 +239,7 @@ class _Session:
         known = len(part.failures)
         kept = part.standing.missing.pop(start)
         try:
-            self._warm_up(part)
+            self._warm_up(part, bar)
             fresh = part.run.group(start, bar, kept)
         except Exception as error:  # plain decoding failed: there is nothing to compare with, but other tables go on
             part.stopped = f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -251,11 +251,13 @@ class _Session:
             for failure in part.failures[known:]:
                 console.print(f"{failure['table']}: {failure['cell']} failed: {failure['reason']}", markup=False)
 
-    def _warm_up(self, part: _Part) -> None:
+    def _warm_up(self, part: _Part, bar: Bar | None) -> None:
         """First calls are slow; tables whose rows do the same work need only one of them to make theirs."""
         work = (part.table.batch_size, part.table.temperature, *(cell.name for cell in part.run.cells))
         if work not in self.warmed:
             self.warmed.add(work)
+            if bar is not None:
+                bar.remark(f"warming up {quantity(len(part.run.cells), 'row')}")
             part.run.warm_up()
 
     def failures(self) -> list[dict[str, Any]]:
