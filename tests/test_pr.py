@@ -230,7 +230,7 @@ def test_the_least_sure_are_reconsidered(target: Target) -> None:
 @pytest.mark.parametrize("offer", [2, 6, 9])
 def test_a_guess_read_off_the_offers_is_the_one_looked_up(target: Target, offer: int) -> None:
     """Greedy offers tell the likeliest tokens already; offers drawn, or fewer than a guess holds, do not."""
-    drafter = drafter_of(target, "eagle3.1+pr(guess=6)")
+    drafter = drafter_of(target, "eagle3.1+pr(guess=6, self_query='soft_guess')")
     logits = torch.randn(2, 5, len(drafter.base.ids), generator=torch.Generator().manual_seed(4)) * 3
     rows = torch.zeros(2, 5, dtype=torch.int64)
     frontier = Frontier(1, 1, *(rows,) * 4, torch.zeros(2, 5, 6, dtype=torch.bool), torch.ones(2, 5, dtype=torch.bool))

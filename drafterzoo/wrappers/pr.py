@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from drafterzoo.target.target import Target
 
 MOST = 256  # rows, tokens or steps: beyond, a slip of the keyboard that no memory would hold
+GUESSES = ("soft_guess", "hard_guess")  # queries made of the likeliest children
 ROWS_AT_ONCE = 1024  # whose logits exist at once in training, to choose a guess
 
 
@@ -36,12 +37,16 @@ class PrConfig:
 
     What the paper leaves open is an option, and its default is ours: self_query, guess, kv, alpha, beta, balance,
     stop_gradient. The last four matter in training alone.
+
+    A guess makes a poor query: a node's own output beside the embedding of what it expects next is, but for the
+    position, what the first pass over that very child reads, which must answer otherwise. One set of weights cannot do
+    both, and trained so the first pass forgets how to recur. The feature in the token's place is unlike any first pass.
     """
 
     reconsider: int = 3
     recon_steps_max: int | None = None
     gate: float = 1.0
-    self_query: Literal["soft_guess", "hard_guess", "feature", "learned", "token"] = "soft_guess"
+    self_query: Literal["soft_guess", "hard_guess", "feature", "learned", "token"] = "feature"
     guess: int = 6
     kv: Literal["level0", "level1"] = "level0"
     alpha: float = 1.0
@@ -251,7 +256,7 @@ class Reconsideration(Wrapper):
         kind = self.config.self_query
         if kind == "token":
             return self.base.embed(before.tokens.gather(1, chosen))
-        if kind in ("soft_guess", "hard_guess"):
+        if kind in GUESSES:
             at = chosen[..., None].expand(-1, -1, before.guessed.shape[2])
             return self.guess_embedding(before.guessed.gather(1, at), before.chances.gather(1, at))
         return self.own_query(hidden)
@@ -262,7 +267,7 @@ class Reconsideration(Wrapper):
         Where the offers are the likeliest tokens, the guess is read off them: to look over the vocabulary once more
         costs as much as a narrow layer.
         """
-        first, width, count = frontier.first_row, frontier.width, min(self.config.guess, logits.shape[-1])
+        first, width, count = frontier.first_row, frontier.width, min(self._guessed, logits.shape[-1])
         if offers.likeliest and offers.tokens.shape[-1] >= count:
             logs = offers.scores[:, :width, :count]
             guessed, chances, confidence = offers.tokens[:, :width, :count], logs.softmax(-1), logs[..., 0].exp()
@@ -299,9 +304,14 @@ class Reconsideration(Wrapper):
             guessed, chances, confidence = (part.unflatten(0, hidden.shape[:2]) for part in joined)
         if self.config.self_query == "token":
             return self.base.embed(one.tokens), confidence
-        if self.config.self_query in ("soft_guess", "hard_guess"):
+        if self.config.self_query in GUESSES:
             return self.guess_embedding(guessed, chances), confidence
         return self.own_query(hidden), confidence
+
+    @property
+    def _guessed(self) -> int:
+        """Tokens that a guess is made of: one where nobody reads more than how likely it is."""
+        return self.config.guess if self.config.self_query in GUESSES else 1
 
     # -- shared by both ----------------------------------------------------------------------------------------
 
@@ -319,7 +329,7 @@ class Reconsideration(Wrapper):
 
     def guess(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(target ids [..., g], their chances, which sum to 1, and the chance of the likeliest [...]) of a row."""
-        likeliest = logits.topk(min(self.config.guess, logits.shape[-1]), dim=-1)
+        likeliest = logits.topk(min(self._guessed, logits.shape[-1]), dim=-1)
         confidence = (likeliest.values[..., 0] - logits.logsumexp(-1)).exp()
         ids = likeliest.indices if self.base.ids is None else self.base.ids[likeliest.indices]
         return ids, likeliest.values.softmax(-1), confidence
