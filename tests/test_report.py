@@ -703,7 +703,7 @@ BROKEN_DIAGNOSES = [
     ("by_confidence.9.acceptance", None, "by_confidence[9].acceptance is None of 2 tokens, expected a share"),
     ("by_depth.0.acceptance", 1.5, "by_depth[0].acceptance is 1.5 of 3 tokens, expected a share from 0 to 1"),
     ("buckets.4.drafter", "never", "buckets are not one for each of below 0.5, 0.5 to 0.9, from 0.9"),
-    ("buckets.2.recovered", -1.0, "buckets[2].recovered is -1.0 of 1 tokens, expected a share"),
+    ("buckets.2.recovered", -1.0, "buckets[2].recovered is -1.0 of 1 token, expected a share"),
     ("all_rejected.share", "all", "all_rejected.share is 'all', expected a number"),
     ("conditions.rollouts", [], "conditions.rollouts is [], expected an object"),
     ("format_version", 2, "format_version is 2, expected 1; read it with the drafterzoo that wrote it"),

@@ -74,13 +74,13 @@ def _wrong(summary: Mapping[str, Any]) -> Iterator[str]:
         yield "recovered does not stand in all of buckets and all_rejected, or in none"
     for key, some in (("by_confidence", summary["by_confidence"]), ("by_depth", summary["by_depth"])):
         if sum(row["tokens"] for row in some) != total:
-            yield f"{key} does not add up to {total} tokens"
+            yield f"{key} does not add up to {quantity(total, 'token')}"
     if not whole["rejected"] == summary["rejected"] == sum(bucket["rejected"] for bucket in buckets):
-        yield f"buckets do not add up to {summary['rejected']} rejected tokens"
+        yield f"buckets do not add up to {quantity(summary['rejected'], 'rejected token')}"
     for key, of, share in _shares(summary):
         if of < 0 or (share is None) != (of == 0) or not 0 <= (share or 0) <= 1:
             expected = "none" if of == 0 else "a share from 0 to 1"
-            yield f"{key} is {share!r} of {of} tokens, expected {expected}"
+            yield f"{key} is {share!r} of {quantity(of, 'token')}, expected {expected}"
     for key, row in _rows(summary):
         for name in ("rise_recovered", "rise_not_recovered"):
             if not -1 <= (row.get(name) or 0) <= 1:
