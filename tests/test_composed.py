@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,8 +97,8 @@ def test_a_composition_is_shown_with_its_options_or_not_at_all(
 ) -> None:
     assert main(["show", f"dir:{folder}(reconsider=0)", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["config"]["wrappers"][0]["reconsider"] == 0
-    assert main(["show", "eagle3.1+pr"]) == 2
-    assert "no checkpoint of 'eagle3.1+pr' comes with drafterzoo" in capsys.readouterr().err
+    assert main(["show", "eagle2+pr"]) == 2
+    assert "no checkpoint of 'eagle2+pr' comes with drafterzoo" in capsys.readouterr().err
 
 
 def test_training_on_from_a_composition_does_what_the_recipe_says(
@@ -133,7 +134,10 @@ def test_a_dry_run_makes_no_weights_whatever_the_sizes(tmp_path: Path) -> None:
     ("spec", "recipe"),
     [("hass", "hass-smollm2"), ("eagle3.1+pr", "eagle3.1-pr-smollm2"), ("hass+pr(reconsider=1)", "hass-pr-smollm2")],
 )
-def test_who_asks_for_weights_that_are_not_there_is_told_the_recipe(spec: str, recipe: str) -> None:
+def test_who_asks_for_weights_that_are_not_there_is_told_the_recipe(
+    spec: str, recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drafterzoo.catalogue._known_checkpoints", dict)
     with pytest.raises(UsageError, match=f"train one with `drafterzoo train {recipe}`, or load"):
         load(spec)
 
@@ -171,7 +175,8 @@ def test_what_a_checkpoint_was_made_for_is_said_in_full(
 @pytest.mark.parametrize("eps", [1e12, -1.0, float("nan")])
 def test_an_eps_that_drowns_everything_is_refused(folder: Path, target: Target, eps: float) -> None:
     change(folder, lambda c: c["drafter"].update(rms_norm_eps=eps))
-    with pytest.raises(CheckpointError, match=r"rms_norm_eps=.*, expected an eps from 0 to 1"):
+    words = "NaN is no number" if math.isnan(eps) else r"rms_norm_eps=.*, expected an eps from 0 to 1"
+    with pytest.raises(CheckpointError, match=words):
         load(f"dir:{folder}", target)
 
 

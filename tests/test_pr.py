@@ -119,6 +119,17 @@ def test_second_thoughts_in_drafting_are_those_of_training(target: Target, name:
 
 
 @pytest.mark.parametrize("name", RECURRENT)
+def test_a_feature_in_a_token_s_place_begins_as_large_as_an_embedding(target: Target, name: str) -> None:
+    """HASS reads features many times as large as embeddings, side by side and unnormed: its loss would begin at 30."""
+    drafter = create(parse_spec(f"{name}+pr"), target, {"draft_vocab_size": VOCAB})
+    assert isinstance(drafter, Reconsideration)
+    embedded = drafter.base.embed(torch.arange(VOCAB))
+    for size in (0.1, 1.0, 50.0):
+        query = drafter.own_query(size * torch.randn(7, embedded.shape[-1]))
+        torch.testing.assert_close(query.square().mean().sqrt(), embedded.square().mean().sqrt(), rtol=0.05, atol=0.0)
+
+
+@pytest.mark.parametrize("name", RECURRENT)
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 3}], ids=["greedy", "sampled"])
 def test_without_rows_it_is_the_bare_drafter_bit_for_bit(target: Target, name: str, sampling: dict) -> None:
     bare = drafter_of(target, name)

@@ -597,7 +597,7 @@ def test_what_was_expected_is_said_in_words(section: str, key: str, value: Any, 
         ("optimizer", "betas", [0.9, 1.0], "expected from 0 to 0.9999999."),
         ("run", "epochs", 1e300, "epochs is 1e+300, expected a number above zero, at most 10000."),
         ("run", "epochs", 10_001, "at most 10000."),
-        ("run", "epochs", float("nan"), "at most 10000."),
+        ("run", "epochs", float("nan"), "expected a number."),
     ],
 )
 def test_bounds_are_said_in_full(section: str, key: str, value: Any, words: str) -> None:

@@ -26,7 +26,7 @@ from drafterzoo.training.batches import packs
 from drafterzoo.training.features import cache_bytes
 from drafterzoo.training.prompts import read_prompts
 from drafterzoo.training.recipe import Recipe, SizesSection
-from drafterzoo.training.rollouts import Rollouts, expand_path, read_rollouts, thinned
+from drafterzoo.training.rollouts import OR_GENERATE, Rollouts, expand_path, read_rollouts, thinned
 from drafterzoo.training.run import build_objective, drafter_class, extended, start_of
 from drafterzoo.wording import quantity
 
@@ -124,7 +124,7 @@ def _data(recipe: Recipe, vocab_size: int) -> dict[str, Any]:
     except DataError:  # a variable that is not set: not known here, and training says so
         path = Path(recipe.data.rollouts)
     if path.exists():
-        rows = thinned(read_rollouts(path, vocab_size), recipe.data.documents)
+        rows = thinned(read_rollouts(path, vocab_size, OR_GENERATE), recipe.data.documents)
         return {"rollouts": str(path), "known": True, **_counted(recipe, rows)}
     unknown = {"rollouts": str(path), "known": False, "documents": None, "tokens": None, "steps": None}
     if recipe.generate is None:

@@ -68,15 +68,18 @@ def expand_path(text: str) -> Path:
     return Path(expanded)
 
 
-def read_rollouts(path: str | Path, vocab_size: int) -> Rollouts:
-    """Read a JSONL file of rollouts. Raises DataError naming file and line of the first row that cannot be used."""
+def read_rollouts(path: str | Path, vocab_size: int, or_else: str = "") -> Rollouts:
+    """Read a JSONL file of rollouts. Raises DataError naming file and line of the first row that cannot be used.
+
+    or_else: what else a user may do who has no such file.
+    """
     path = expand_path(str(path))
     try:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(
             f"{path}: cannot be read ({error.strerror}); give a JSONL file of rollouts, or make one with "
-            f"`drafterzoo rollout`."
+            f"`drafterzoo rollout`{or_else}."
         ) from error
     rows = [
         _row(parse_object(line, f"{path}:{number}", ADVICE), f"{path}:{number}", vocab_size)
@@ -86,6 +89,9 @@ def read_rollouts(path: str | Path, vocab_size: int) -> Rollouts:
     if not rows:
         raise DataError(f"{path}: holds no rollouts; make some with `drafterzoo rollout`.")
     return Rollouts(path, tuple(rows), hashlib.sha256(data).hexdigest())
+
+
+OR_GENERATE = ", or let a table [generate] in the recipe say how to make it"  # said to whoever trains
 
 
 def thinned(rollouts: Rollouts, documents: int | None) -> Rollouts:

@@ -44,7 +44,7 @@ from drafterzoo.training.objectives.pr import Reconsidering
 from drafterzoo.training.objectives.ttt import TTT
 from drafterzoo.training.recipe import Recipe, build_recipe, kept_recipe, read_recipe
 from drafterzoo.training.ridge import ridge_start
-from drafterzoo.training.rollouts import Rollouts, expand_path, read_rollouts, thinned
+from drafterzoo.training.rollouts import OR_GENERATE, Rollouts, expand_path, read_rollouts, thinned
 from drafterzoo.training.state import STATE
 from drafterzoo.training.trainer import Say, Trainer
 from drafterzoo.training.vocabulary import coverage, frequent_ids
@@ -100,7 +100,7 @@ def _train(recipe: Recipe, objective: Objective, folder: Path, say: Say) -> Trai
     check_sizes(recipe, target)
     if recipe.generate is not None:
         ensure_rollouts(recipe.generate, target, expand_path(recipe.data.rollouts))
-    rollouts = thinned(read_rollouts(recipe.data.rollouts, target.vocab_size), recipe.data.documents)
+    rollouts = thinned(read_rollouts(recipe.data.rollouts, target.vocab_size, OR_GENERATE), recipe.data.documents)
     begun = _begun(recipe, folder)
     drafter = build_drafter(recipe, target, rollouts, begun)
     whole = extended(objective, drafter)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 MOST = 256  # rows, tokens or steps: beyond, a slip of the keyboard that no memory would hold
 GUESSES = ("soft_guess", "hard_guess")  # queries made of the likeliest children
+SAMPLED = 4096  # embeddings whose size stands for all
 ROWS_AT_ONCE = 1024  # whose logits exist at once in training, to choose a guess
 
 
@@ -136,7 +137,8 @@ class Reconsideration(Wrapper):
             self.query = nn.Parameter(torch.zeros(base.config.hidden_size))
         if config.self_query == "feature":
             self.query_proj = nn.Linear(base.config.hidden_size, base.config.hidden_size, bias=False)
-            nn.init.eye_(self.query_proj.weight)
+            with torch.no_grad():  # at first the feature itself, as large as the embedding in whose place it stands
+                self.query_proj.weight.copy_(torch.eye(base.config.hidden_size) * _embedding_size(base))
 
     def rows_per_round(self, depth: int, grow: int) -> int:
         steps = sum(self._reconsiders(step) for step in range(1, depth))
@@ -322,10 +324,10 @@ class Reconsideration(Wrapper):
         return (self.base.embed(guessed) * chances[..., None]).sum(-2)
 
     def own_query(self, hidden: Tensor) -> Tensor:
-        """A query made of the node's own output [..., h], or a learned one."""
+        """A query made of the direction of the node's own output [..., h], or a learned one."""
         if self.config.self_query == "learned":
             return self.query.expand_as(hidden)
-        return self.query_proj(hidden)
+        return self.query_proj(nn.functional.rms_norm(hidden, hidden.shape[-1:]))
 
     def guess(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(target ids [..., g], their chances, which sum to 1, and the chance of the likeliest [...]) of a row."""
@@ -333,3 +335,13 @@ class Reconsideration(Wrapper):
         confidence = (likeliest.values[..., 0] - logits.logsumexp(-1)).exp()
         ids = likeliest.indices if self.base.ids is None else self.base.ids[likeliest.indices]
         return ids, likeliest.values.softmax(-1), confidence
+
+
+def _embedding_size(base: RecurrentBody) -> float:
+    """Root mean square of the drafter's embeddings, of some thousand tokens over the whole vocabulary.
+
+    1 where there are none to look at: a drafter without weights, made to be counted.
+    """
+    ids = torch.arange(0, base.config.vocab_size, max(1, base.config.vocab_size // SAMPLED), device=base.like.device)
+    embedded = base.embed(ids)
+    return 1.0 if embedded.is_meta else float(embedded.float().square().mean().sqrt())
