@@ -68,12 +68,14 @@ def lacking(name: str) -> str | None:
 
     name: a spec, a checkpoint's name or an address, as `load` takes it; what lies on the Hub counts as there.
     """
+    from drafterzoo import checkpoint
+
     try:
         address, _ = _parted(name)
         if address is None:
             _checkpoint_of(parse_spec(name), None)
         elif address.startswith("dir:") or address in list_checkpoints():
-            _place(address, None)
+            checkpoint.read_config(_place(address, None))
     except DrafterzooError as error:
         return str(error)
     return None

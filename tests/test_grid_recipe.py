@@ -237,10 +237,13 @@ def test_a_name_that_no_folder_can_have_is_refused(name):
 
 def test_what_is_missing_and_how_many_threads_are_said(tmp_path, capsys):
     path = tmp_path / "two.toml"
-    path.write_text('drafters = ["dir:runs/nowhere", "hass"]\nbudgets = ["chain:2"]\nsuites = ["starter"]\nlimit = 1\n')
+    path.write_text(
+        'drafters = ["dir:runs/nowhere", "eagle2", "lookup"]\nbudgets = ["chain:2"]\nsuites = ["starter"]\nlimit = 1\n'
+    )
     assert main(["grid", str(path), "--dry-run"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "missing: " in said and "runs/nowhere" in said
+    assert "missing: runs/nowhere: no such folder" in said and "missing: no checkpoint of 'eagle2'" in said
+    assert said.count("missing: ") == 2
     assert main(["grid", str(path), "--threads", "0x"]) == 2
     capsys.readouterr()
     assert main(["grid", str(path), "--threads", "-1", "--dry-run"]) == 2
