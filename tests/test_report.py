@@ -647,9 +647,9 @@ def test_any_name_can_be_drawn(tmp_path, name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         result = drafterzoo.report(tmp_path / "run")
-    for path in result.figures:
-        if path.suffix == ".svg":
-            ElementTree.fromstring(path.read_bytes())
+    drawings = [path.read_bytes() for path in result.figures if path.suffix == ".svg"]
+    assert len(drawings) == 3
+    assert {ElementTree.fromstring(drawing).tag for drawing in drawings} == {"{http://www.w3.org/2000/svg}svg"}
 
 
 def test_an_older_report_stays_whole_where_a_new_one_cannot_be_made(tmp_path, capsys):

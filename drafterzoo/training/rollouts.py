@@ -17,6 +17,7 @@ import attrs
 from drafterzoo.errors import DataError
 from drafterzoo.parsing import parse_object
 
+OR_GENERATE = ", or let a table [generate] in the recipe say how to make it"  # said to whoever trains
 ADVICE = "mend or drop the line"  # of a file of rollouts
 
 
@@ -89,9 +90,6 @@ def read_rollouts(path: str | Path, vocab_size: int, or_else: str = "") -> Rollo
     if not rows:
         raise DataError(f"{path}: holds no rollouts; make some with `drafterzoo rollout`.")
     return Rollouts(path, tuple(rows), hashlib.sha256(data).hexdigest())
-
-
-OR_GENERATE = ", or let a table [generate] in the recipe say how to make it"  # said to whoever trains
 
 
 def thinned(rollouts: Rollouts, documents: int | None) -> Rollouts:
