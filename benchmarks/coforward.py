@@ -41,8 +41,9 @@ class Serial(Reconsideration):
         for start, stop in ((0, width), (width, rows.width)):
             seen = rows.visible[:, start:stop, : first + stop]
             of = (embedded[:, start:stop], hidden[:, start:stop], rows.positions[:, start:stop])
-            parts.append(self.base.logits(self.base.draft_rows(state.base, first + start, *of, seen)))
-        return torch.cat(parts, dim=1)
+            parts.append(self.base.draft_rows(state.base, first + start, *of, seen))
+        parts[1] = self.settled(state, first + width, hidden[:, width:], parts[1])
+        return torch.cat([self.base.logits(part) for part in parts], dim=1)
 
 
 def three(address: str | None, target: str | None, options: dict[str, Any]) -> dict[str, Drafter]:

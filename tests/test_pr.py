@@ -102,10 +102,10 @@ def second_passes(drafter: Reconsideration, tokens: Tensor, features: Tensor, ro
     return [logits[:, 1] for logits in seen[1:]]
 
 
-@pytest.mark.parametrize("query", QUERIES)
+@pytest.mark.parametrize("options", [*(f"self_query={query!r}" for query in QUERIES), "update='blend'"])
 @pytest.mark.parametrize("name", RECURRENT)
-def test_second_thoughts_in_drafting_are_those_of_training(target: Target, name: str, query: str) -> None:
-    drafter = drafter_of(target, f"{name}+pr(reconsider=1, self_query={query!r})", num_layers=2)
+def test_second_thoughts_in_drafting_are_those_of_training(target: Target, name: str, options: str) -> None:
+    drafter = drafter_of(target, f"{name}+pr(reconsider=1, {options})", num_layers=2)
     tokens = torch.randint(0, VOCAB, (2, 10), generator=torch.Generator().manual_seed(1))
     features = target.read(tokens, drafter.taps).features
     at = torch.arange(10).expand(2, 10)
@@ -138,6 +138,37 @@ def test_without_rows_it_is_the_bare_drafter_bit_for_bit(target: Target, name: s
     assert answers[0].tokens == answers[1].tokens
     work = [[(r.accepted, r.drafted, r.forwards, r.rows) for r in rounds] for a in answers for rounds in a.rounds]
     assert work[: len(PROMPTS)] == work[len(PROMPTS) :]
+
+
+@pytest.mark.parametrize("merge", ["best", "newest", "mean"])
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_second_pass_moves_a_tree_by_its_share(
+    target: Target, name: str, merge: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No share leaves the bare drafter's trees, whichever way two equal chances are merged; all of it replaces."""
+    trees: list[list[tuple[int, int]]] = []
+
+    def cut(self: Growth, nodes: int, go: Any = Growth.cut) -> Any:
+        tree = go(self, nodes)
+        trees.append(sorted(zip(tree.tokens.flatten().tolist(), tree.depths.flatten().tolist(), strict=True)))
+        return tree
+
+    def trees_of(one: Any) -> list[list[tuple[int, int]]]:
+        trees.clear()
+        generate(one, PROMPTS, budget=Budget(nodes=12, depth=5, grow=3, offer=3), max_new_tokens=12)
+        return list(trees)
+
+    monkeypatch.setattr(Growth, "cut", cut)
+    drafter = drafter_of(target, f"{name}+pr(reconsider=2, update='blend', merge={merge!r})")
+    found = {}
+    for share in (0.0, 1.0):
+        with torch.no_grad():
+            drafter.share.fill_(share)
+        found[share] = trees_of(drafter)
+    replacing = Reconsideration(drafter.base, attrs.evolve(drafter.config, update="replace")).eval()
+    replacing.query_proj = drafter.query_proj
+    assert found[0.0] == trees_of(drafter.base)
+    assert found[1.0] == trees_of(replacing) != found[0.0]
 
 
 def test_its_rows_are_counted_and_bounded(target: Target) -> None:
@@ -197,6 +228,33 @@ def test_a_gate_leaves_the_sure_alone(target: Target) -> None:
 
 def offers(nodes: list[int], tokens: list[list[int]], chances: list[list[float]]) -> Offers:
     return Offers(torch.tensor([nodes]), torch.tensor([tokens]), torch.tensor([chances]).log())
+
+
+@pytest.mark.parametrize(
+    ("merge", "children"),
+    [
+        ("best", {1: 0.5, 2: 0.4, 3: 0.1, 4: 0.2}),
+        ("newest", {1: 0.3, 2: 0.4, 3: 0.1, 4: 0.2}),
+        ("mean", {1: 0.4, 2: 0.3, 3: 0.05, 4: 0.1}),
+    ],
+)
+def test_what_two_passes_say_of_a_child_is_merged(merge: str, children: dict[int, float]) -> None:
+    """3 is not offered again: no likelier than the least that is. Who was not thought over keeps what it has."""
+    growth = Growth(torch.tensor([9]), torch.tensor([0]), rows=16)
+    growth.frontier(0, 2)
+    growth.add(offers([-1], [[1, 2, 3]], [[0.5, 0.2, 0.1]]), 8)
+    growth.frontier(1, 2)
+    second = offers(
+        [0, 1, -1, -1], [[5, 6, 7]] * 2 + [[2, 1, 4], [3, 8, 9]], [[0.5, 0.3, 0.1]] * 2 + [[0.4, 0.3, 0.2]] * 2
+    )
+    unwanted = torch.tensor([[False, False, False, True]])[..., None]  # a row of padding offers nothing
+    growth.add(attrs.evolve(second, scores=second.scores.masked_fill(unwanted, -torch.inf), merge=merge), 8)
+    tree = growth.cut(12)
+    nodes = list(zip(tree.tokens[0].tolist(), tree.scores[0].exp().tolist(), tree.parents[0].tolist(), strict=True))
+    found = {token: chance for token, chance, parent in nodes[: int(tree.valid.sum())] if not parent}
+    assert found == pytest.approx(children)
+    below = {nodes[parent - 1][0]: chance for token, chance, parent in nodes if parent and token == 5}
+    assert below == pytest.approx({1: children[1] / 2, 2: children[2] / 2})
 
 
 def test_a_refined_offer_joins_its_siblings_or_betters_them() -> None:
@@ -274,8 +332,9 @@ def test_the_loss_is_the_plain_formula(
     total, notes = Reconsidering(base).loss(drafter, batch, 2, head)
     assert [note.level for note in notes] == [0, 0, 1, 1]
     levels = drafter.unroll_levels(batch, 2, base.unrolling(batch))
-    want = base.judged(drafter, batch, [one.first for one in levels], head)[0]
-    want = want + 0.5 * base.judged(drafter, batch, [one.second for one in levels], head)[0]
+    judges = base.judges(batch, 2, head)
+    want = base.judged(drafter, batch, [one.first for one in levels], judges)[0]
+    want = want + 0.5 * base.judged(drafter, batch, [one.second for one in levels], judges)[0]
     for step, one in enumerate(levels):
         rows = supervised(batch, step)
         feature = batch.hidden[0, batch.queries[0, rows[1]] + 1 + step]
@@ -287,10 +346,11 @@ def test_the_loss_is_the_plain_formula(
             top = torch.zeros_like(p).scatter(-1, p.topk(10).indices, 1.0)
             loss = -(p * (0.1 + top) * again).sum(-1)
             loss = loss + functional.smooth_l1_loss(one.second[rows], feature, reduction="none").mean(-1)
-        sure = one.confidence[rows] >= 0.5
-        assert torch.allclose(one.confidence[rows], log_q.exp().amax(-1), atol=1e-5)
+        confidence = log_q.exp().amax(-1)
+        assert torch.allclose(notes[step].sure, confidence, atol=1e-5)
+        sure = confidence >= 0.5
         if balance == "hesitant":
-            doubt = 1 - one.confidence[rows]
+            doubt = 1 - confidence
             term = (doubt * loss).sum() / doubt.sum()
         elif balance == "hinge":
             term = (loss * worse).mean()

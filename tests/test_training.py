@@ -82,15 +82,17 @@ def test_the_chunked_loss_equals_the_plain_one(
     head = torch.randn(11, 5, requires_grad=True)
     full = torch.randn(16, 6)
     judged = torch.randn(7, 6)
-    how = {"renormalise": renormalise, "weight": plain_weight, "top_k": top_k, "top_weight": top_weight}
-    teacher = Teacher(judged, full[:11], (judged @ full.T).logsumexp(-1), **how)
+    how, shuffled = {"weight": plain_weight, "top_k": top_k, "top_weight": top_weight}, torch.randperm(7)
+    lse = (judged @ full.T).logsumexp(-1)
+    teacher = Teacher.of(judged[shuffled], full[:11], lse[shuffled], renormalise=renormalise)
+    teacher = attrs.evolve(teacher, at=shuffled.argsort(), **how)  # the rows that judge stand in any order
     weight = torch.rand(7)
-    loss, agree = soft_cross_entropy(hidden, head, weight, teacher, chunk_bytes=chunk_bytes)
+    loss, agree, sure = soft_cross_entropy(hidden, head, weight, teacher, chunk_bytes=chunk_bytes)
     (3 * loss).backward()
     got = hidden.grad.clone(), head.grad.clone()
     hidden.grad = head.grad = None
 
-    logits = teacher.hidden @ full.T
+    logits = judged @ full.T
     p = logits[:, :11].softmax(-1) if renormalise else logits.softmax(-1)[:, :11]
     log_q = (hidden @ head.T).log_softmax(-1)
     greatest = torch.zeros_like(p).scatter(-1, p.topk(top_k).indices, 1.0)
@@ -100,19 +102,20 @@ def test_the_chunked_loss_equals_the_plain_one(
     torch.testing.assert_close(got[0], hidden.grad)
     torch.testing.assert_close(got[1], head.grad)
     assert torch.equal(agree, p.argmax(-1) == log_q.argmax(-1))
+    torch.testing.assert_close(sure, log_q.exp().amax(-1))
 
 
 def test_the_chunked_loss_in_half_precision_is_near_and_its_sums_are_float32() -> None:
     torch.manual_seed(0)
     head, draft = torch.randn(40, 24), torch.randn(40, 24, requires_grad=True)
     rows = torch.randn(9, 24)
-    teacher = Teacher(torch.randn(9, 24), head, torch.full((9,), 9.0))
-    found = []
+    judged, found = torch.randn(9, 24), []
     for half in (False, True):
         hidden = rows.clone().requires_grad_()
         draft.grad = None
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            loss, _ = soft_cross_entropy(hidden, draft, torch.ones(9), teacher, chunk_bytes=1 << 12)
+            teacher = Teacher.of(judged, head, torch.full((9,), 9.0))
+            loss, *_ = soft_cross_entropy(hidden, draft, torch.ones(9), teacher, chunk_bytes=1 << 12)
         loss.backward()
         assert loss.dtype == hidden.grad.dtype == draft.grad.dtype == torch.float32
         found.append((loss.detach(), hidden.grad, draft.grad.clone()))

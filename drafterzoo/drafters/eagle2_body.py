@@ -121,5 +121,8 @@ class Eagle2Body(RecurrentBody):
         fused = self.fc(torch.cat((embedded, hidden), dim=-1)).to(self.like.dtype)  # the embedding first
         return fused, fused
 
-    def finish(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        return hidden, hidden
+    def recurring(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def head_input(self, recurs: Tensor) -> Tensor:
+        return recurs

@@ -161,7 +161,10 @@ class Eagle3Body(RecurrentBody):
         # under autocast too, what recurs is a sum in the dtype of the weights
         return self.fc(self.fc_input(features)).to(self.like.dtype)
 
-    def finish(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The final norm applies exactly once, to what the head reads; with norm_output that recurs, too."""
-        normed = self.norm(hidden)
-        return (normed if self.config.norm_output else hidden), normed
+    # The final norm applies exactly once, to what the head reads; with norm_output that recurs, too.
+
+    def recurring(self, hidden: Tensor) -> Tensor:
+        return self.norm(hidden) if self.config.norm_output else hidden
+
+    def head_input(self, recurs: Tensor) -> Tensor:
+        return recurs if self.config.norm_output else self.norm(recurs)

@@ -244,9 +244,18 @@ class RecurrentBody(Drafter):
         """[..., T*H] -> [..., h]: what the first draft step reads in the place of what recurs."""
         raise NotImplementedError(f"{self.name} must define fuse")
 
+    def recurring(self, hidden: Tensor) -> Tensor:
+        """What recurs, from the last layer's output."""
+        raise NotImplementedError(f"{self.name} must define recurring")
+
     def finish(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """(what recurs, what the head reads) from the last layer's output."""
-        raise NotImplementedError(f"{self.name} must define finish")
+        recurs = self.recurring(hidden)
+        return recurs, self.head_input(recurs)
+
+    def head_input(self, recurs: Tensor) -> Tensor:
+        """What the head reads of what recurs."""
+        raise NotImplementedError(f"{self.name} must define head_input")
 
     def fc_rows(self, features: Tensor, next_tokens: Tensor) -> Tensor:
         """What `fc` reads [R, F] in the first pass, for features [R, T*H] and the tokens [R] after them."""
@@ -383,9 +392,9 @@ class RecurrentBody(Drafter):
             chains = one.chains
             yield one
 
-    def again(self, one: Pass, embedded: Tensor, hidden: Tensor) -> Tensor:
-        """The block once more over a pass's rows, at the same place, over what they saw and themselves: head inputs."""
-        return self._pass(one.step, one.tokens, one.positions, one.sight, hidden, one.chains, embedded).normed
+    def again(self, one: Pass, embedded: Tensor, hidden: Tensor) -> Pass:
+        """The block once more over a pass's rows, at the same place, over what they saw and themselves."""
+        return self._pass(one.step, one.tokens, one.positions, one.sight, hidden, one.chains, embedded)
 
     def _pass(
         self,

@@ -9,7 +9,7 @@ by the target. Features exist for positions 0..N-2. A draft node of depth d lies
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import attrs
 from torch import Tensor
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from drafterzoo.engine.sampling import Selector
     from drafterzoo.target.target import Target
 
+
+Merge = Literal["best", "newest", "mean"]
 
 # In `needs`: a drafter that reads features of the tree's rejected rows, which decoding has and a replay has not.
 REJECTED_ROWS = "rejected_rows"
@@ -144,6 +146,8 @@ class Offers:
            uses `scores`); `rejection` needs this to be independent of the child's own token
     q      [n, R, V] or None the distribution the children were sampled from (`rejection` only)
     likeliest  whether a row's children are its likeliest tokens, scored by the logs of the chances it gives them
+    merge      what a child counts that rows beyond the frontier's offer again: the "best" of both scores, the "newest",
+               or the log of their chances' "mean". Under the last two, a child that is not offered again falls, too
 
     A drafter with a distribution returns `select(logits, frontier)`, and the engine's sampler fills all of this in.
     """
@@ -154,6 +158,7 @@ class Offers:
     keep: Tensor | None = None
     q: Tensor | None = None
     likeliest: bool = False
+    merge: Merge = "best"
 
 
 @attrs.define(eq=False)

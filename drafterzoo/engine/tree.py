@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from drafterzoo.budget import Budget
-from drafterzoo.engine.contract import DraftState, DraftTree, Frontier, Offers, Proposer
+from drafterzoo.engine.contract import DraftState, DraftTree, Frontier, Merge, Offers, Proposer
 from drafterzoo.engine.faults import check_offers
 from drafterzoo.engine.sampling import Selector
 
@@ -162,7 +162,7 @@ class Growth:
         sources = torch.arange(self._forwarded, self._forwarded + rows, device=parents.device)
         scores = offers.scores.flatten(1).clamp(max=0.0)  # never above the parent: ancestors rank first
         if rows > self._grown and offers.keep is None:
-            scores = self._merged(offers.tokens.flatten(1), parents, scores, self._grown * k)
+            scores = self._merged(offers.tokens.flatten(1), parents, scores, self._grown * k, offers.merge)
         above = self.fertile.gather(1, parents)
         paths = _no_nan(above + scores)
         ranks = paths
@@ -183,21 +183,32 @@ class Growth:
         self._forwarded += rows + self._skipped  # so a row's number, and its noise, does not depend on the batch
         self._newest, self._full = rows * k, (rows + self._skipped) * k
 
-    def _merged(self, tokens: Tensor, parents: Tensor, scores: Tensor, first: int) -> Tensor:
+    def _merged(self, tokens: Tensor, parents: Tensor, scores: Tensor, first: int, merge: Merge) -> Tensor:
         """The scores [n, C] without those offers from column `first` on whose token is their parent's child already.
 
-        Such a child is kept once, at the better of the two scores (methods.md 1.4). It was offered a step ago, so all
-        that can hang below it are offers of this very step, which are added up after this.
+        Such a child is kept once (methods.md 1.4), at the score that `merge` says (contract.Offers). It was offered a
+        step ago, so all that can hang below it are offers of this very step, which are added up after this.
         """
-        again, above = tokens[:, first:], parents[:, first:]
-        same = (self.tokens[:, None, 1:] == again[..., None]) & (self.parents[:, None, 1:] == above[..., None])
-        same &= self.paths[:, None, 1:] > -math.inf
-        known = same.any(dim=2)
-        paths = _no_nan(self.fertile.gather(1, above) + scores[:, first:]).masked_fill(~known, -math.inf)
-        self.paths = self.paths.scatter_reduce(1, same.long().argmax(dim=2) + 1, paths, "amax")
+        again, above, anew = tokens[:, first:], parents[:, first:], scores[:, first:]
+        offered = _no_nan(self.fertile.gather(1, above) + anew)
+        below = (self.parents[:, None, 1:] == above[..., None]) & (self.paths[:, None, 1:] > -math.inf)
+        below &= (offered > -math.inf)[..., None]
+        same = below & (self.tokens[:, None, 1:] == again[..., None])
+        known, paths = same.any(dim=2), offered[..., None]
+        better = torch.where(same, paths, -math.inf).amax(dim=1)  # [n, P]: of each child, by the second pass
+        if merge == "best":
+            better = torch.maximum(self.paths[:, 1:], better)
+        elif merge == "mean":
+            anew = anew - math.log(2)
+            mean = torch.logaddexp(self.paths[:, 1:], better) - math.log(2)
+            better = torch.where(below.any(dim=1), mean, self.paths[:, 1:])
+        else:
+            least = torch.where(below, paths, math.inf).amin(dim=1)  # of what its parent offers
+            better = torch.where(same.any(dim=1), better, torch.minimum(self.paths[:, 1:], least))
+        self.paths = torch.cat((self.paths[:, :1], better), dim=1)
         self.ranks = self.paths
         self.fertile = self.paths.masked_fill(self.paths < self.floor, -math.inf)
-        return torch.cat((scores[:, :first], scores[:, first:].masked_fill(known, -math.inf)), dim=1)
+        return torch.cat((scores[:, :first], anew.masked_fill(known, -math.inf)), dim=1)
 
     def cut(self, nodes: int) -> DraftTree:
         """The best `nodes` candidates, ancestors first, ties to the smaller index; padding stands last."""

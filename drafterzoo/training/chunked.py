@@ -1,7 +1,8 @@
-"""Soft cross-entropy against the target, a few rows at a time: the logits of a whole batch never exist at once.
+"""Soft cross-entropy against the target, a few rows at a time: the drafter's logits of a batch never exist at once.
 
 Knows two heads and a weight per row; nothing of drafters, passes or recipes. The gradient is formed in the forward
-pass, chunk by chunk, so memory is bounded by `chunk_bytes` whatever the batch and the vocabulary are.
+pass, chunk by chunk, in memory bounded by `chunk_bytes` whatever the batch and the vocabulary are. The target's logits
+are made once for all passes and levels that they judge, and kept for the step.
 """
 
 from __future__ import annotations
@@ -13,28 +14,44 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+CHUNK_BYTES = 1 << 25
+
 
 @attrs.frozen(eq=False)
 class Teacher:
     """The target's distribution at R rows, over the D draft tokens.
 
-    hidden [R, H] after the final norm; head [D, H]; lse [R] log-sum-exp over the *whole* vocabulary. renormalise: p
-    sums to 1 over the draft tokens, not to their share of the target's mass. weight: of p in the cross-entropy.
-    top_weight: of its top_k greatest entries besides (HASS's top-K distillation, eagle.md 3.3).
+    logits [N, D] and norm [N]: of the rows that judge, in whatever order; p = exp(logits - norm). at [R]: which of them
+    judges each row. whole: p sums to 1. weight: of p in the cross-entropy. top_weight: of its top_k greatest entries
+    besides (HASS's top-K distillation, eagle.md 3.3).
     """
 
-    hidden: Tensor
-    head: Tensor
-    lse: Tensor
-    renormalise: bool = True
+    logits: Tensor
+    norm: Tensor
+    at: Tensor
+    whole: bool = True
     weight: float = 1.0
     top_k: int = 0
     top_weight: float = 0.0
 
+    @classmethod
+    def of(cls, hidden: Tensor, head: Tensor, lse: Tensor, *, renormalise: bool = True) -> Teacher:
+        """Of hidden [N, H] after the final norm, row by row; head [D, H]; lse [N] over the *whole* vocabulary.
+
+        renormalise: p sums to 1 over the draft tokens, not to their share of the target's mass.
+        """
+        logits = hidden @ head.T
+        if renormalise:
+            parts = logits.split(_rows_at_once(hidden, head, CHUNK_BYTES))
+            norm = torch.cat([lse.new_zeros(0), *(part.to(lse.dtype).logsumexp(-1) for part in parts)])
+        else:
+            norm = lse
+        return cls(logits, norm, torch.arange(len(logits), device=logits.device), renormalise)
+
     def probabilities(self, rows: slice) -> Tensor:
         """p [r, D]."""
-        logits = (self.hidden[rows] @ self.head.T).to(self.lse.dtype)
-        return logits.softmax(-1) if self.renormalise else (logits - self.lse[rows, None]).exp_()
+        at = self.at[rows]
+        return self.logits[at].to(self.norm.dtype).sub_(self.norm[at, None]).exp_()
 
     def wanted(self, p: Tensor) -> tuple[Tensor, Tensor | None]:
         """What multiplies -log q [r, D], made of p in place, and its sum [r, 1] (None: 1)."""
@@ -43,7 +60,7 @@ class Teacher:
             p = p.mul_(self.weight).scatter_add_(-1, top.indices, top.values * self.top_weight)
         elif self.weight != 1:
             p = p.mul_(self.weight)
-        elif self.renormalise:
+        elif self.whole:
             return p, None
         return p, p.sum(-1, keepdim=True)
 
@@ -57,16 +74,19 @@ class _SoftCrossEntropy(Function):
         weight: Tensor,
         teacher: Teacher,
         rows_at_once: int,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         grad_hidden = torch.empty_like(hidden)
         grad_head = torch.zeros_like(head, dtype=weight.dtype) if ctx.needs_input_grad[1] else None
         loss, agree = weight.new_zeros(()), torch.empty(len(hidden), dtype=torch.bool, device=hidden.device)
+        sure = torch.empty_like(weight)
         for start in range(0, len(hidden), rows_at_once):
             rows = slice(start, start + rows_at_once)
             p = teacher.probabilities(rows)
             log_q = (hidden[rows] @ head.T).to(weight.dtype).log_softmax(-1)
             likeliest = p.max(-1).indices  # several times as fast as argmax on a CPU
-            agree[rows] = log_q.gather(-1, likeliest[:, None])[:, 0] == log_q.amax(-1)
+            greatest = log_q.amax(-1)
+            agree[rows] = log_q.gather(-1, likeliest[:, None])[:, 0] == greatest
+            sure[rows] = greatest
             w = weight[rows, None]
             p, mass = teacher.wanted(p)
             loss -= (w[:, 0] * torch.linalg.vecdot(p, log_q)).sum()
@@ -79,24 +99,25 @@ class _SoftCrossEntropy(Function):
             if grad_head is not None:
                 grad_head += grad.T @ hidden[rows]
         ctx.save_for_backward(grad_hidden, grad_head) if grad_head is not None else ctx.save_for_backward(grad_hidden)
-        ctx.mark_non_differentiable(agree)
-        return loss, agree
+        sure.exp_()
+        ctx.mark_non_differentiable(agree, sure)
+        return loss, agree, sure
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         grad_head = grad_loss * saved[1] if len(saved) == 2 else None
         return grad_loss * saved[0], grad_head, None, None, None
 
 
 @torch.no_grad()
-def row_losses(hidden: Tensor, head: Tensor, teacher: Teacher, *, chunk_bytes: int = 1 << 25) -> Tensor:
+def row_losses(hidden: Tensor, head: Tensor, teacher: Teacher, *, chunk_bytes: int = CHUNK_BYTES) -> Tensor:
     """CE(p, q) of every row [R], without any weight; no gradients. Arguments as below."""
-    losses = [hidden.new_zeros(0, dtype=teacher.lse.dtype)]
+    losses = [hidden.new_zeros(0, dtype=teacher.norm.dtype)]
     rows_at_once = _rows_at_once(hidden, head, chunk_bytes)
     for start in range(0, len(hidden), rows_at_once):
         rows = slice(start, start + rows_at_once)
-        log_q = (hidden[rows] @ head.T).to(teacher.lse.dtype).log_softmax(-1)
+        log_q = (hidden[rows] @ head.T).to(teacher.norm.dtype).log_softmax(-1)
         losses.append(-torch.linalg.vecdot(teacher.probabilities(rows), log_q))
     return torch.cat(losses)
 
@@ -106,13 +127,13 @@ def _rows_at_once(hidden: Tensor, head: Tensor, chunk_bytes: int) -> int:
 
 
 def soft_cross_entropy(
-    hidden: Tensor, head: Tensor, weight: Tensor, teacher: Teacher, *, chunk_bytes: int = 1 << 25
-) -> tuple[Tensor, Tensor]:
-    """Sum over rows of weight * CE(p, q), p weighed as the teacher says, and where the two argmaxes agree.
+    hidden: Tensor, head: Tensor, weight: Tensor, teacher: Teacher, *, chunk_bytes: int = CHUNK_BYTES
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum over rows of weight * CE(p, q), p weighed as the teacher says, and what the drafter thinks likeliest.
 
-    hidden [R, h] draft head inputs, head [D, h], weight [R]. Returns (loss, agree [R] bool). Gradients reach hidden,
-    and head when it is trained. Under autocast the heads are best given in its dtype, or each chunk casts them anew;
-    sums and softmaxes are in the dtype of weight and lse.
+    hidden [R, h] draft head inputs, head [D, h], weight [R]. Returns (loss, agree [R] bool: the two argmaxes are one,
+    sure [R]: the drafter's chance of its own). Gradients reach hidden, and head when it is trained. Under autocast the
+    heads are best given in its dtype, or each chunk casts them anew; sums and softmaxes are in the dtype of weight.
     """
     rows_at_once = _rows_at_once(hidden, head, chunk_bytes)
     return _SoftCrossEntropy.apply(hidden, head, weight, teacher, rows_at_once)

@@ -15,9 +15,10 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from drafterzoo.checkpoint import LATER
 from drafterzoo.drafters.base import UnrollBatch, Unrolling
 from drafterzoo.drafters.recurrent import Pass, RecurrentBody, RecurrentState
-from drafterzoo.engine.contract import Committed, Counters, Frontier, Offers
+from drafterzoo.engine.contract import Committed, Counters, Frontier, Merge, Offers
 from drafterzoo.errors import UsageError
 from drafterzoo.wrappers.base import Wrapper
 from drafterzoo.wrappers.pr_options import MEANINGS
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from drafterzoo.target.target import Target
 
 MOST = 256  # rows, tokens or steps: beyond, a slip of the keyboard that no memory would hold
+SHARE = 0.25  # of a second pass's output in what stands in the first's place, before training
 GUESSES = ("soft_guess", "hard_guess")  # queries made of the likeliest children
 SAMPLED = 4096  # embeddings whose size stands for all
 ROWS_AT_ONCE = 1024  # whose logits exist at once in training, to choose a guess
@@ -36,8 +38,8 @@ ROWS_AT_ONCE = 1024  # whose logits exist at once in training, to choose a guess
 class PrConfig:
     """Options of Parallel Reconsideration (methods.md 1.3 to 1.5); the published values are reconsider=3, gate none.
 
-    What the paper leaves open is an option, and its default is ours: self_query, guess, kv, alpha, beta, balance,
-    stop_gradient. The last four matter in training alone.
+    What the paper leaves open is an option, and its default is ours: self_query, guess, kv, update, merge, alpha, beta,
+    balance, stop_gradient. The last four matter in training alone.
 
     A guess makes a poor query: a node's own output beside the embedding of what it expects next is, but for the
     position, what the first pass over that very child reads, which must answer otherwise. One set of weights cannot do
@@ -50,6 +52,8 @@ class PrConfig:
     self_query: Literal["soft_guess", "hard_guess", "feature", "learned", "token"] = "feature"
     guess: int = 6
     kv: Literal["level0", "level1"] = "level0"
+    update: Literal["replace", "blend"] = attrs.field(default="replace", metadata=LATER)
+    merge: Merge = attrs.field(default="best", metadata=LATER)
     alpha: float = 1.0
     beta: float = 1.0
     balance: Literal["hesitant", "hinge", "keep"] = "hesitant"
@@ -89,13 +93,10 @@ class Batch:
 
 @attrs.frozen(eq=False)
 class Levels:
-    """One pass of training: the head inputs [n, Q, h] of the first pass over its rows and of the second, and the chance
-    [n, Q] that the first gives its likeliest token.
-    """
+    """One pass of training: the head inputs [n, Q, h] of the first pass over its rows and of the second."""
 
     first: Tensor
     second: Tensor
-    confidence: Tensor
 
 
 @attrs.define(eq=False)
@@ -139,6 +140,8 @@ class Reconsideration(Wrapper):
             self.query_proj = nn.Linear(base.config.hidden_size, base.config.hidden_size, bias=False)
             with torch.no_grad():  # at first the feature itself, as large as the embedding in whose place it stands
                 self.query_proj.weight.copy_(torch.eye(base.config.hidden_size) * _embedding_size(base))
+        if config.update == "blend":
+            self.share = nn.Parameter(torch.full((base.config.hidden_size,), SHARE))
 
     def rows_per_round(self, depth: int, grow: int) -> int:
         steps = sum(self._reconsiders(step) for step in range(1, depth))
@@ -200,6 +203,7 @@ class Reconsideration(Wrapper):
         state.previous = self._batch(frontier, logits, offers)
         return attrs.evolve(
             offers,
+            merge=self.config.merge,
             scores=offers.scores.masked_fill(~again.valid[..., None], -math.inf),
             keep=None if offers.keep is None else offers.keep.masked_fill(~again.valid[..., None], -math.inf),
         )
@@ -210,7 +214,21 @@ class Reconsideration(Wrapper):
         embedded, hidden [n, R, h]: what each row reads.
         """
         normed = self.base.draft_rows(state.base, rows.first_row, embedded, hidden, rows.positions, rows.visible)
+        if self.config.update == "blend":
+            second = self.settled(state, rows.first_row + width, hidden[:, width:], normed[:, width:])
+            normed = torch.cat((normed[:, :width], second), dim=1)
         return self.base.logits(normed)
+
+    def settled(self, state: PrState, first: int, hidden: Tensor, normed: Tensor) -> Tensor:
+        """The head inputs [n, m, h] of the second passes in the rows from `first` on, which read `hidden` [n, m, h].
+
+        normed [n, m, h]: the block's own. Where both passes are blended, so is what recurs.
+        """
+        if self.config.update == "replace":
+            return normed
+        rows = state.base.outputs[:, first : first + hidden.shape[1]]
+        rows.copy_(self.blended(hidden, rows))
+        return self.base.head_input(rows)
 
     def _hesitant(self, before: Batch, most: int | None = None) -> tuple[Tensor, Tensor]:
         """(columns [n, m] of the batch with the least confidence, which of them are to be reconsidered [n, m]).
@@ -294,21 +312,24 @@ class Reconsideration(Wrapper):
         levels = []
         for one in self.base.passes(batch, passes, how):
             hidden = one.recurs.detach() if self.config.stop_gradient else one.recurs
-            query, confidence = self._training_query(one, hidden)
-            levels.append(Levels(one.normed, self.base.again(one, query, hidden), confidence))
+            second = self.base.again(one, self._training_query(one, hidden), hidden)
+            if self.config.update == "blend":
+                normed = self.base.head_input(self.blended(hidden, second.recurs))
+            else:
+                normed = second.normed
+            levels.append(Levels(one.normed, normed))
         return levels
 
-    def _training_query(self, one: Pass, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """(what the second pass reads in tokens' place [n, Q, h], the first's confidence [n, Q]), as in drafting."""
-        with torch.no_grad():  # a guess is a choice of tokens; what is learnt goes through what recurs
-            parts = [self.guess(self.base.logits(rows)) for rows in one.normed.flatten(0, 1).split(ROWS_AT_ONCE)]
-            joined = (torch.cat(part) for part in zip(*parts, strict=True))
-            guessed, chances, confidence = (part.unflatten(0, hidden.shape[:2]) for part in joined)
+    def _training_query(self, one: Pass, hidden: Tensor) -> Tensor:
+        """What the second pass reads in tokens' place [n, Q, h], as in drafting."""
         if self.config.self_query == "token":
-            return self.base.embed(one.tokens), confidence
-        if self.config.self_query in GUESSES:
-            return self.guess_embedding(guessed, chances), confidence
-        return self.own_query(hidden), confidence
+            return self.base.embed(one.tokens)
+        if self.config.self_query not in GUESSES:
+            return self.own_query(hidden)
+        with torch.no_grad():  # a guess is a choice of tokens; what is learnt goes through what recurs
+            parts = [self.guess(self.base.logits(rows))[:2] for rows in one.normed.flatten(0, 1).split(ROWS_AT_ONCE)]
+            joined = (torch.cat(part) for part in zip(*parts, strict=True))
+            return self.guess_embedding(*(part.unflatten(0, hidden.shape[:2]) for part in joined))
 
     @property
     def _guessed(self) -> int:
@@ -322,6 +343,10 @@ class Reconsideration(Wrapper):
         if self.config.self_query == "hard_guess":
             return self.base.embed(guessed[..., 0])
         return (self.base.embed(guessed) * chances[..., None]).sum(-2)
+
+    def blended(self, first: Tensor, second: Tensor) -> Tensor:
+        """What recurs [..., h] of a row thought over: the first pass's, moved by a share of its own per channel."""
+        return first.lerp(second, self.share.to(first.dtype))
 
     def own_query(self, hidden: Tensor) -> Tensor:
         """A query made of the direction of the node's own output [..., h], or a learned one."""

@@ -13,6 +13,9 @@ MEANINGS = {
     "follows, its 'feature', a 'learned' vector, or its 'token' again",
     "guess": "tokens that a soft guess is made of",
     "kv": "whose keys a reconsidered node's new children attend: its first pass's, 'level0', or its second's",
+    "update": "whether a second pass's output stands in the first's place, 'replace', or moves it by a learnt share "
+    "of the way, 'blend'",
+    "merge": "what a child counts that both passes offer: the 'best' of both chances, the 'newest', or their 'mean'",
     "alpha": "weight of the second pass's loss in training",
     "beta": "weight of the balance term in training",
     "balance": "the balance term: 'hesitant' weighs rows by the first pass's doubt, 'hinge' punishes getting worse, "

@@ -58,12 +58,32 @@ class TeacherHead:
 
 
 @attrs.frozen(eq=False)
+class Judges:
+    """What the target says at every row by which some pass of a step is judged: made once, for all passes and levels.
+
+    teacher: at these rows. judged: of every pass, the rows that are, as indices (n, q); at: of every pass, which of the
+    teacher's rows judges each of them; where: the teacher's rows as indices (n, t). inside [V] bool: the draft
+    vocabulary.
+    """
+
+    teacher: Teacher
+    judged: list[tuple[Tensor, Tensor]]
+    at: list[Tensor]
+    where: tuple[Tensor, Tensor]
+    inside: Tensor
+
+
+@attrs.frozen(eq=False)
 class PassNotes:
-    """Of one pass: its loss, at how many rows both argmaxes agree, and how many rows there were."""
+    """Of one pass: its loss, at how many rows both argmaxes agree, and how many rows there were.
+
+    sure [R]: the chance that the drafter gives its likeliest token at each of them.
+    """
 
     loss: Tensor
     right: Tensor
     rows: int
+    sure: Tensor
     level: int = 0  # 1: a wrapper's second thoughts
 
 
@@ -87,9 +107,9 @@ class Lesson:
     count: int
     head: Tensor
 
-    def notes(self, loss: Tensor, agree: Tensor) -> PassNotes:
+    def notes(self, loss: Tensor, agree: Tensor, sure: Tensor) -> PassNotes:
         """Of the pass's whole loss (already divided), and where both argmaxes agree [R]."""
-        return PassNotes(loss.detach(), (agree & self.known).sum(), len(self.weight))
+        return PassNotes(loss.detach(), (agree & self.known).sum(), len(self.weight), sure)
 
 
 @attrs.frozen(kw_only=True)
@@ -134,7 +154,8 @@ class Objective:
         self, drafter: Drafter, batch: TrainingBatch, passes: int, teacher_head: TeacherHead
     ) -> tuple[Tensor, list[PassNotes]]:
         """The weighted loss of one step, and what each pass says of itself."""
-        return self.judged(drafter, batch, drafter.unroll(batch, passes, self.unrolling(batch)), teacher_head)
+        unrolled = drafter.unroll(batch, passes, self.unrolling(batch))
+        return self.judged(drafter, batch, unrolled, self.judges(batch, passes, teacher_head))
 
     def unrolling(self, batch: TrainingBatch) -> Unrolling:
         """How the drafter is unrolled."""
@@ -145,54 +166,72 @@ class Objective:
         drafter: Drafter,
         batch: TrainingBatch,
         unrolled: list[Tensor],
-        teacher_head: TeacherHead,
+        judges: Judges,
         stress: Sequence[Tensor] | None = None,
     ) -> tuple[Tensor, list[PassNotes]]:
         """The weighted loss of what `Drafter.unroll` gave, and what each pass says of itself.
 
         stress: of every pass, what multiplies the weights of its judged rows [R].
         """
-        total, notes = teacher_head.matrix.new_zeros(()), list[PassNotes]()
-        for lesson in self.lessons(drafter, batch, unrolled, teacher_head, stress):
-            loss, agree = self.lost(lesson)
+        total, notes = judges.teacher.norm.new_zeros(()), list[PassNotes]()
+        for lesson in self.lessons(drafter, batch, unrolled, judges, stress):
+            loss, agree, sure = self.lost(lesson)
             loss = loss / lesson.count
             total = total + self.pass_weight(lesson.step) * loss
-            notes.append(lesson.notes(loss, agree))
+            notes.append(lesson.notes(loss, agree, sure))
         return total, notes
 
-    def lost(self, lesson: Lesson) -> tuple[Tensor, Tensor]:
-        """(the loss summed over the rows of a pass, where both argmaxes agree [R])."""
+    def lost(self, lesson: Lesson) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss summed over the rows of a pass; where both argmaxes agree [R]; how sure the drafter is [R]."""
         raise NotImplementedError(f"objective {self.called} must define lost")
 
     def pass_weight(self, step: int) -> float:
         """What a pass weighs in the loss."""
         return 1.0
 
+    def judges(self, batch: TrainingBatch, passes: int, teacher_head: TeacherHead) -> Judges:
+        """Whatever the target has to say of a step of so many passes."""
+        at, longest = row_numbers(batch), batch.tokens.shape[1]
+        judged = [supervised(batch, step) for step in range(passes)]
+        # the target's row t+1+j predicts x_{t+2+j}, as row t of pass j does
+        by = [rows[0] * longest + at[rows] + step + 1 for step, rows in enumerate(judged)]
+        needed, which = torch.cat(by).unique(return_inverse=True)
+        where = (needed // longest, needed % longest)
+        teacher = Teacher.of(
+            batch.hidden[where],
+            _as_multiplied(teacher_head.matrix),
+            batch.lse[where],
+            renormalise=self.out_of_vocabulary != "share",
+        )
+        return Judges(teacher, judged, list(which.split([len(one) for one in by])), where, teacher_head.inside)
+
     def lessons(
         self,
         drafter: Drafter,
         batch: TrainingBatch,
         unrolled: list[Tensor],
-        teacher_head: TeacherHead,
+        judges: Judges,
         stress: Sequence[Tensor] | None = None,
     ) -> Iterator[Lesson]:
         """Pass by pass, the judged rows of what `Drafter.unroll` gave, beside the target's rows that judge them."""
-        head, matrix, at = drafter.head_matrix(), teacher_head.matrix, row_numbers(batch)
-        kind = head.device.type
-        if torch.is_autocast_enabled(kind):
-            low = torch.get_autocast_dtype(kind)
-            head, matrix = head.to(low), matrix.to(low)
-        for step, hidden in enumerate(unrolled):
-            rows = supervised(batch, step)
-            judge = (rows[0], at[rows] + step + 1)  # the target's row t+1+j predicts x_{t+2+j}, as row t of pass j does
-            features = batch.hidden[judge]
-            teacher = Teacher(features, matrix, batch.lse[judge], renormalise=self.out_of_vocabulary != "share")
-            known = teacher_head.inside[batch.argmax[judge]]
+        head = _as_multiplied(drafter.head_matrix())
+        for step, (hidden, rows, at) in enumerate(zip(unrolled, judges.judged, judges.at, strict=True)):
+            judge = (judges.where[0][at], judges.where[1][at])
+            known = judges.inside[batch.argmax[judge]]
             # "share" needs no weight of its own: the un-normalised p of the draft tokens already sums to their share.
-            weight = known.to(teacher.lse.dtype) if self.out_of_vocabulary == "mask" else torch.ones_like(teacher.lse)
+            weight = torch.ones_like(batch.lse[judge])
+            if self.out_of_vocabulary == "mask":
+                weight = known.to(weight.dtype)
             factor = torch.ones_like(weight) if stress is None else stress[step]
             count = max(len(weight), 1) if self.mean == "valid" else batch.tokens.numel()
-            yield Lesson(step, hidden[rows], features, teacher, weight * factor, factor, known, count, head)
+            teacher = attrs.evolve(judges.teacher, at=at)
+            yield Lesson(step, hidden[rows], batch.hidden[judge], teacher, weight * factor, factor, known, count, head)
+
+
+def _as_multiplied(matrix: Tensor) -> Tensor:
+    """A head in the dtype in which autocast multiplies, cast once instead of with every chunk."""
+    kind = matrix.device.type
+    return matrix.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else matrix
 
 
 def supervised(batch: TrainingBatch, step: int) -> tuple[Tensor, Tensor]:

@@ -79,13 +79,13 @@ class Hass(Objective):
         noise = feature_noise(batch, self.noise) if self.noise else None
         return Unrolling(detached=True, noise=noise, legacy=self.legacy)
 
-    def lost(self, lesson: Lesson) -> tuple[Tensor, Tensor]:
+    def lost(self, lesson: Lesson) -> tuple[Tensor, Tensor, Tensor]:
         teacher = attrs.evolve(lesson.teacher, weight=self.ce_weight, top_k=self.top_k, top_weight=self.top_weight)
-        loss, agree = soft_cross_entropy(lesson.hidden, lesson.head, lesson.weight, teacher)
+        loss, agree, sure = soft_cross_entropy(lesson.hidden, lesson.head, lesson.weight, teacher)
         if self._features:
             apart = functional.smooth_l1_loss(lesson.hidden.float(), lesson.features, reduction="none").mean(-1)
             loss = loss + self._features * (lesson.stress * apart).sum()
-        return loss, agree
+        return loss, agree, sure
 
 
 def feature_noise(batch: UnrollBatch, width: float) -> Tensor:

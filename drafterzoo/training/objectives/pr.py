@@ -14,7 +14,7 @@ from torch import Tensor
 
 from drafterzoo.drafters.base import Drafter
 from drafterzoo.training.chunked import Teacher, row_losses, soft_cross_entropy
-from drafterzoo.training.objectives.base import Objective, PassNotes, TeacherHead, TrainingBatch, supervised
+from drafterzoo.training.objectives.base import Judges, Objective, PassNotes, TeacherHead, TrainingBatch
 from drafterzoo.wrappers.pr import Levels, Reconsideration
 
 SURE = 0.5  # confidence of the first pass from which on "keep" holds it
@@ -46,42 +46,54 @@ class Reconsidering:
         """The weighted loss of one step, and what each pass says of itself, first levels before second ones."""
         drafter = cast(Reconsideration, drafter)
         levels = drafter.unroll_levels(batch, passes, self.base.unrolling(batch))
-        first, second = [one.first for one in levels], [one.second for one in levels]
-        total, notes = self.base.judged(drafter, batch, first, teacher_head)
-        stress = self._stress(drafter, batch, levels, teacher_head)
-        more, again = self.base.judged(drafter, batch, second, teacher_head, stress)
+        judges = self.base.judges(batch, passes, teacher_head)
+        total, notes = self.base.judged(drafter, batch, [one.first for one in levels], judges)
+        sure = [note.sure for note in notes]
+        stress = self._stress(drafter, batch, levels, judges, sure)
+        more, again = self.base.judged(drafter, batch, [one.second for one in levels], judges, stress)
         if drafter.config.balance == "keep" and drafter.config.beta:
-            more = more + drafter.config.beta * self._apart(drafter, batch, levels, teacher_head)
+            more = more + drafter.config.beta * self._apart(drafter, batch, levels, judges, sure)
         return total + more, [*notes, *(attrs.evolve(note, level=1) for note in again)]
 
     def _stress(
-        self, drafter: Reconsideration, batch: TrainingBatch, levels: list[Levels], teacher_head: TeacherHead
+        self,
+        drafter: Reconsideration,
+        batch: TrainingBatch,
+        levels: list[Levels],
+        judges: Judges,
+        sure: list[Tensor],
     ) -> list[Tensor]:
         """Factors [R] of the second pass's losses, which alpha * L1 and the balance term share."""
         config = drafter.config
         if config.balance == "hesitant":
-            doubts = [1 - one.confidence[supervised(batch, step)] for step, one in enumerate(levels)]
+            doubts = [1 - one for one in sure]
             return [config.alpha + config.beta * u * len(u) / u.sum().clamp(min=1e-6) for u in doubts]
+        if config.balance == "keep" or not config.beta:
+            return [torch.full_like(one, config.alpha) for one in sure]
         losses = [
             [row_losses(lesson.hidden, lesson.head, lesson.teacher) for lesson in lessons]
             for lessons in (
-                self.base.lessons(drafter, batch, [getattr(one, level) for one in levels], teacher_head)
+                self.base.lessons(drafter, batch, [getattr(one, level) for one in levels], judges)
                 for level in ("first", "second")
             )
         ]
-        hinge = config.beta if config.balance == "hinge" else 0.0
-        return [config.alpha + hinge * (b > a).to(b.dtype) for a, b in zip(*losses, strict=True)]
+        return [config.alpha + config.beta * (b > a).to(b.dtype) for a, b in zip(*losses, strict=True)]
 
     def _apart(
-        self, drafter: Reconsideration, batch: TrainingBatch, levels: list[Levels], teacher_head: TeacherHead
+        self,
+        drafter: Reconsideration,
+        batch: TrainingBatch,
+        levels: list[Levels],
+        judges: Judges,
+        sure: list[Tensor],
     ) -> Tensor:
         """KL of the second pass from the first, where the first is sure: a mean over those rows of every pass."""
-        total = teacher_head.matrix.new_zeros(())
-        for lesson in self.base.lessons(drafter, batch, [one.second for one in levels], teacher_head):
-            rows, one = supervised(batch, lesson.step), levels[lesson.step]
-            sure = (one.confidence[rows] >= SURE).to(total.dtype)
-            own = Teacher(one.first[rows].detach(), lesson.head.detach(), torch.zeros_like(sure))
-            cross, _ = soft_cross_entropy(lesson.hidden, lesson.head, sure, own)
-            entropy = (sure * row_losses(own.hidden, own.head, own)).sum()
-            total = total + self.base.pass_weight(lesson.step) * (cross - entropy) / sure.sum().clamp(min=1)
+        total = judges.teacher.norm.new_zeros(())
+        for lesson in self.base.lessons(drafter, batch, [one.second for one in levels], judges):
+            held = (sure[lesson.step] >= SURE).to(total.dtype)
+            before = levels[lesson.step].first[judges.judged[lesson.step]].detach()
+            own = Teacher.of(before, lesson.head.detach(), torch.zeros_like(held))
+            cross, *_ = soft_cross_entropy(lesson.hidden, lesson.head, held, own)
+            entropy = (held * row_losses(before, lesson.head, own)).sum()
+            total = total + self.base.pass_weight(lesson.step) * (cross - entropy) / held.sum().clamp(min=1)
         return total

@@ -27,5 +27,5 @@ class TTT(Objective):
     def pass_weight(self, step: int) -> float:
         return self.decay**step
 
-    def lost(self, lesson: Lesson) -> tuple[Tensor, Tensor]:
+    def lost(self, lesson: Lesson) -> tuple[Tensor, Tensor, Tensor]:
         return soft_cross_entropy(lesson.hidden, lesson.head, lesson.weight, lesson.teacher)
