@@ -44,6 +44,9 @@ class PrConfig:
     A guess makes a poor query: a node's own output beside the embedding of what it expects next is, but for the
     position, what the first pass over that very child reads, which must answer otherwise. One set of weights cannot do
     both, and trained so the first pass forgets how to recur. The feature in the token's place is unlike any first pass.
+
+    A second pass whose output replaces the first's must first learn to think as well as what it thinks over, before it
+    can do better; blended, it begins there.
     """
 
     reconsider: int = 3
@@ -52,7 +55,7 @@ class PrConfig:
     self_query: Literal["soft_guess", "hard_guess", "feature", "learned", "token"] = "feature"
     guess: int = 6
     kv: Literal["level0", "level1"] = "level0"
-    update: Literal["replace", "blend"] = attrs.field(default="replace", metadata=LATER)
+    update: Literal["replace", "blend"] = "blend"
     merge: Merge = attrs.field(default="best", metadata=LATER)
     alpha: float = 1.0
     beta: float = 1.0
@@ -215,8 +218,7 @@ class Reconsideration(Wrapper):
         """
         normed = self.base.draft_rows(state.base, rows.first_row, embedded, hidden, rows.positions, rows.visible)
         if self.config.update == "blend":
-            second = self.settled(state, rows.first_row + width, hidden[:, width:], normed[:, width:])
-            normed = torch.cat((normed[:, :width], second), dim=1)
+            normed[:, width:] = self.settled(state, rows.first_row + width, hidden[:, width:], normed[:, width:])
         return self.base.logits(normed)
 
     def settled(self, state: PrState, first: int, hidden: Tensor, normed: Tensor) -> Tensor:
