@@ -293,7 +293,8 @@ def drawn(figures: Sequence[Mapping[str, Any]], title: str) -> Table:
         title_justify="left",
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
-        caption="Ratios of speed with 95 % intervals, paired by prompt. τ: new tokens after the first per target call "
+        caption="Of whole answers, the prompt's reading included, and of repeats the median; ratios of speed with 95 % "
+        "intervals, paired by prompt. τ: new tokens after the first per target call "
         "after the prompt's; an engine that does not tell its calls has none. Texts: equal to drafterzoo's plain "
         "decoding, in brackets those that part at a tie. Below the line: 4-bit weights, compared with themselves.",
         caption_justify="left",

@@ -358,6 +358,12 @@ def test_a_killed_evaluation_goes_on_and_ends_the_same(target: Target, pair: lis
     assert same(again.summary) == same(whole.summary)
     one, other = ((tmp_path / name / "rollouts.jsonl").read_bytes() for name in ("whole", "killed"))
     assert one == other
+    summary = tmp_path / "whole" / "summary.json"
+    newer = summary.read_text().replace('"format_version": 1', '"format_version": 2')
+    summary.write_text(newer)
+    with pytest.raises(DataError, match=r"summary.json: format_version is 2, expected 1"):
+        drafterzoo.evaluate(pair, file, out=tmp_path / "whole", **options)
+    assert summary.read_text() == newer
 
 
 def same(summary: dict[str, Any]) -> dict[str, Any]:

@@ -284,6 +284,7 @@ def test_another_grid_in_the_folder_is_refused(recipe, copy):
     with pytest.raises(UsageError, match=r"turns = 'all', now 'first' \(and 1 more\); go on with its own recipe"):
         grid({**recipe, "repeats": 2, "turns": "first"}, out=copy)
     assert grid({**recipe, "name": "renamed"}, out=copy).summary["complete"]  # changes no number
+    assert grid({**recipe, "threads": 0}, out=copy).summary["complete"], "what counts is how many there are"
 
 
 def test_changed_conditions_are_refused_by_name(recipe, copy):
@@ -298,7 +299,8 @@ def test_changed_conditions_are_refused_by_name(recipe, copy):
     for key, change in changes.items():
         file.write_text(before)
         edit(file, change)
-        with pytest.raises(UsageError, match=rf"cannot go on, since {key} was .* and is .*; restore it"):
+        advice = "give --threads 64" if key == "machine.threads" else "restore it"
+        with pytest.raises(UsageError, match=rf"cannot go on, since {key} was .* and is .*; {advice}, or name"):
             grid(recipe, out=copy)
     file.write_text(before)
     edit(file, lambda c: c["code"].update(commit="of yesterday"))
@@ -317,9 +319,13 @@ def test_newer_formats_are_refused(recipe, copy):
     edit(copy / "p_T0_n1_seed0" / "conditions.json", lambda c: c.update(format_version=2))
     with pytest.raises(DataError, match="format_version is 2, expected 1; read it with the drafterzoo that wrote it"):
         grid(recipe, out=copy)
-    edit(copy / "grid.json", lambda c: c.update(format_version=2))
-    with pytest.raises(DataError, match=r"grid.json: format_version is 2"):
-        grid(recipe, out=copy)
+    for name in ("summary.json", "grid.json"):
+        edit(copy / name, lambda c: c.update(format_version=2))
+        before = (copy / name).read_bytes()
+        with pytest.raises(DataError, match=rf"{name}: format_version is 2"):
+            grid(recipe, out=copy)
+        assert (copy / name).read_bytes() == before
+        edit(copy / name, lambda c: c.update(format_version=1))
 
 
 def test_lines_that_cannot_be_this_grids_are_refused(recipe, copy):

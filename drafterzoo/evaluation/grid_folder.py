@@ -91,6 +91,8 @@ def check_place(directory: Path, plan: Plan) -> None:
     old = _read(directory / GRID, GridFile)
     if not has_records(directory):
         return
+    if (directory / results.SUMMARY).is_file():  # made anew at the end, but never over a newer drafterzoo's
+        read_object(directory / results.SUMMARY)
     changed = unlike(old["recipe"], plan.recipe.what_matters())
     if changed:
         key, (was, now) = next(iter(changed.items()))
@@ -161,9 +163,10 @@ def agreed(directory: Path, conditions: Mapping[str, Any], order: Sequence[str])
     changed = unlike(one, other)
     if changed:
         key, (was, now) = next(iter(changed.items()))
+        advice = f"give --threads {was}" if key == "machine.threads" else "restore it"
         raise UsageError(
             f"{directory}: cannot go on, since {key} was {was!r} and is {now!r}; "
-            f"restore it, or name another folder with --out."
+            f"{advice}, or name another folder with --out."
         )
     drafters = {**conditions["drafters"], **old["drafters"]}
     return {**old, "drafters": {name: drafters[name] for name in order if name in drafters}}

@@ -26,7 +26,8 @@ from drafterzoo.validators import positive
 
 CROSSED = ("drafters", "budgets", "suites", "temperatures", "batch_sizes", "seeds")
 LONGEST_NAME = 120  # of a grid, in bytes: a folder is called after it, with more words around
-UNTOUCHED = ("name", "out", "estimate")  # keys that change no number, so that a grid may go on after they changed
+# Keys that change no number, so that a grid may go on after they changed; threads as they are stand in the conditions.
+UNTOUCHED = ("name", "out", "estimate", "threads")
 
 
 @attrs.frozen

@@ -21,8 +21,8 @@ PLAIN = "none"
 TIE = 1e-3  # a logit gap below this is a tie that rounding may decide either way
 DEFINITION = (
     "τ counts the bonus token: committed tokens per target call, accepted + 1, cut at EOS, pooled over rounds; "
-    "speed-up: plain decoding's time over the drafter's on the same prompts, prefill excluded, with a 95 % bootstrap "
-    "interval over prompts"
+    "speed-up: plain decoding's time over the drafter's on the same prompts, prefill excluded, of repeats the median, "
+    "with a 95 % bootstrap interval over prompts"
 )
 
 

@@ -95,7 +95,7 @@ class LinesFile:
         """Open the folder, or go on in it.
 
         Raises UsageError when it holds something else or is in use, DiskError when it cannot be written, DataError for
-        a broken line.
+        a broken line or a summary of another format version.
         """
         self.directory = Path(directory)
         self._what = f"{self.directory}: results"
@@ -108,6 +108,8 @@ class LinesFile:
                 f"{self.directory} holds the results of something else; name another folder with --out, or move that "
                 f"one away."
             )
+        if (self.directory / SUMMARY).is_file():  # made anew at the end, but never over a newer drafterzoo's
+            read_object(self.directory / SUMMARY)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._lock = FileLock(self.directory / LOCK)

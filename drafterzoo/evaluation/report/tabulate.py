@@ -97,7 +97,8 @@ def leaderboard(section: Section, collection: Collection) -> Table:
     notes = [
         "τ: committed tokens per target call, accepted + 1 (the bonus token counts), cut at EOS, pooled over rounds; "
         "macro: the mean of each answer's own τ. Ranked by pooled τ within a budget. Bold: the highest of its budget.",
-        "Speed-up: plain decoding's time over the drafter's on the same prompts in the same run, prefill excluded. "
+        "Speed-up: plain decoding's time over the drafter's on the same prompts in the same run, prefill excluded, "
+        "of an answer's repeats the median. "
         "Forwards, rows, nodes and milliseconds are per round (one target call): what equal budgets cost.",
     ]
     if any(section.speed(row).withdrawn for row in section.drafted):
