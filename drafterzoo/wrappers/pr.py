@@ -217,8 +217,7 @@ class Reconsideration(Wrapper):
         embedded, hidden [n, R, h]: what each row reads.
         """
         normed = self.base.draft_rows(state.base, rows.first_row, embedded, hidden, rows.positions, rows.visible)
-        if self.config.update == "blend":
-            normed[:, width:] = self.settled(state, rows.first_row + width, hidden[:, width:], normed[:, width:])
+        normed[:, width:] = self.settled(state, rows.first_row + width, hidden[:, width:], normed[:, width:])
         return self.base.logits(normed)
 
     def settled(self, state: PrState, first: int, hidden: Tensor, normed: Tensor) -> Tensor:
