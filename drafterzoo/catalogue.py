@@ -87,6 +87,11 @@ def options_typed(name: str) -> dict[str, Any]:
     return parse_spec(name).options if address is None else options
 
 
+def wrappers_typed(spec: str) -> dict[str, dict[str, Any]]:
+    """The options of each wrapper in a spec, by its name. Raises UsageError as `load` does."""
+    return dict(parse_spec(spec).wrappers)
+
+
 def load(
     spec_or_address: str,
     target: Target | str | None = None,
@@ -268,12 +273,27 @@ def check_names(spec: Spec) -> None:
         raise UsageError(
             f"spec {str(spec)!r}: {spec.base!r} is a wrapper and stands behind a drafter, as in 'eagle3.1+{spec.base}'."
         )
+    if spec.base not in DRAFTERS and spec.base not in DRAFTERS.broken():
+        _refuse_base(spec)
     base, names = DRAFTERS.get(spec.base), [spec.base]
     for name, _ in spec.wrappers:
         if name not in WRAPPERS and name in DRAFTERS:
             raise UsageError(f"spec {str(spec)!r}: {name!r} is a drafter and stands first, before any wrapper.")
         WRAPPERS.get(name).check_base("+".join(names), base.capabilities, names)
         names.append(name)
+
+
+def _refuse_base(spec: Spec) -> None:
+    """Raise UsageError for what names no drafter but means something where it stands alone."""
+    if spec.base == "none":
+        raise UsageError(
+            f"spec {str(spec)!r}: 'none' is plain decoding, which is no drafter; name one, for example 'eagle3.1'."
+        )
+    if spec.base in list_checkpoints():
+        raise UsageError(
+            f"spec {str(spec)!r}: {spec.base!r} is a checkpoint's name and takes no wrapper; `drafterzoo list "
+            f"checkpoints` says which have one, as 'hass+pr' has, and `drafterzoo train` makes others."
+        )
 
 
 def _check_composition(config: dict[str, Any], place: Path) -> None:

@@ -197,3 +197,16 @@ def test_wrong_options_behind_an_address_are_a_sentence(
     with pytest.raises(error) as caught:
         drafterzoo.load(asked.format(folder=cards / NAME), target)
     assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (f"{NAME}+pr", "is a checkpoint's name and takes no wrapper"),
+        ("none+pr", "'none' is plain decoding, which is no drafter"),
+        ("nonesuch+pr", "unknown drafter 'nonesuch'"),
+    ],
+)
+def test_what_is_no_drafter_but_a_name_says_what_it_is(cards: Path, target: Target, spec: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        drafterzoo.load(spec, target)

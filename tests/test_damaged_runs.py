@@ -214,7 +214,7 @@ def test_a_recipe_kept_before_a_key_was_added_is_the_same(here: Path) -> None:
     old["data"]["precision"] = "bfloat16"
     kept.write_text(json.dumps(old))
     done.unlink()
-    with pytest.raises(UsageError, match="holds a run of another recipe"):
+    with pytest.raises(UsageError, match=r"holds a run of another recipe, which differs in data\.precision; choose"):
         again()
 
 

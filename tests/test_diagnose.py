@@ -166,3 +166,17 @@ def test_it_is_a_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagnose", "--help"]) == 0
     assert "drafterzoo diagnose -d eagle3.1" in capsys.readouterr().out
     assert main(["diagnose", "-d", "eagle3.1", "-r", "nowhere.jsonl", "--depth", "0"]) == 2
+
+
+def test_a_split_that_no_row_has_is_said_and_which_there_are(target: Target, rollouts: Path) -> None:
+    with pytest.raises(DataError, match=r"no row has split 'nope'; there is 'train', 'val'\."):
+        diagnose(drafter_of(target, "eagle3.1"), rollouts, split="nope")
+
+
+def test_a_damaged_diagnosis_is_named(target: Target, rollouts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "d"
+    drafter = drafter_of(target, "eagle3.1")
+    diagnose(drafter, rollouts, out=out, figures=False)
+    (out / "diagnosis.json").write_text("{")
+    with pytest.raises(UsageError, match=r"diagnosis\.json.*name another folder with --out, or move that one away"):
+        diagnose(drafter, rollouts, out=out, figures=False)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from drafterzoo.cli import main
+from drafterzoo.composition import create
 from drafterzoo.drafters.eagle31 import Eagle31
 from drafterzoo.errors import UsageError
 from drafterzoo.registry import parse_spec
@@ -102,3 +103,47 @@ def test_training_checks_the_sizes_that_a_recipe_states(target: Target, tmp_path
     made["target"]["sizes"]["num_layers"] = 9
     with pytest.raises(UsageError, match=r"\[target.sizes\]: num_layers is 9, but tiny-llama has 8"):
         check_sizes(build_recipe(made, "recipe"), target)
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"objective": {"name": "ttt", "passes": [1, 2], "chances": [-1.0, 2.0]}}, r"chances are \[-1.0, 2.0\]"),
+        ({"objective": {"name": "hass", "passes": [1, 2], "chances": [0.0, 0.0]}}, "not all of them 0"),
+        ({"objective": {"name": "ttt", "single": 7.5}}, "single is 7.5, expected the share"),
+        ({"objective": {"name": "ttt", "single": -3.0}}, "from 0 to 1"),
+        ({"objective": {"top_k": 5}}, "'top_k' is a key of 'hass'.*add name = 'hass'"),
+        ({"target": {"name": "tiny", "sizes": {"hidden_size": 5}}}, r"\[target.sizes\]: key 'num_layers' is missing"),
+        ({"target": {"name": "tiny", "sizes": {"width": 5}}}, r"\[target.sizes\]: unknown key 'width'"),
+    ],
+    ids=str,
+)
+def test_what_no_run_could_draw_or_count_is_refused_before_it(
+    tmp_path: Path, sections: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        plan(build_recipe(values(tmp_path, **sections), "recipe"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "drafter", "words"),
+    [
+        ("eagle3.1+pr", {"draft_vocab_size": 32}, "draft_vocab_size is 32, but .* was made with 48; leave the key out"),
+        ("hass+pr", {}, "spec is 'hass\\+pr', but .* holds a 'eagle3.1'; begin with a checkpoint of 'hass'"),
+        ("eagle3.1", {}, "wrappers of spec 'eagle3.1' are not those of .*, 'eagle3.1\\+pr'"),
+        ("eagle3.1+pr(self_query='token')", {}, "the wrappers of spec .* are not those of"),
+        ("eagle3.1+pr", {"draft_vocab_size": 48}, ""),
+        ("eagle3.1+pr(reconsider=3)", {}, ""),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_that_training_would_refuse_is_refused_by_a_dry_run(
+    target: Target, tmp_path: Path, spec: str, drafter: dict[str, Any], words: str
+) -> None:
+    made = create(parse_spec("eagle3.1+pr"), target, {"draft_vocab_size": 48}).save_pretrained(tmp_path / "made")
+    recipe = build_recipe(values(tmp_path, spec=spec, drafter=drafter, init={"from_checkpoint": str(made)}), "recipe")
+    if not words:
+        assert plan(recipe)["begins_with"] == str(made)
+        return
+    with pytest.raises(UsageError, match=words):
+        plan(recipe)

@@ -233,3 +233,23 @@ def test_the_shipped_drafter_is_shown_with_what_its_card_says(
     assert "tree of 24" in text and "…" not in text, "nothing is cut, however narrow the terminal"
     assert "arXiv 2605.09992" in text
     assert found["drafter"]["name"] == "eagle3.1" and "recurrent" in found["drafter"]["capabilities"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("hass+pr(nope=1)", "pr: no option 'nope'"),
+        ("hass+pr(gate=7)", "gate=7"),
+        ("hass+pr(gate='x')", "gate"),
+        ("hass(nope=1)+pr", "hass: no option 'nope'"),
+    ],
+)
+def test_options_that_a_wrapper_has_not_are_refused_as_a_drafter_s_are(
+    capsys: pytest.CaptureFixture[str], name: str, words: str
+) -> None:
+    assert words in shown(capsys, name, status=2)
+
+
+def test_a_wrapper_s_options_are_shown_in_place_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    wrapper = facts(capsys, "hass+pr(reconsider=1)")["config"]["wrappers"][0]
+    assert (wrapper["reconsider"], wrapper["self_query"]) == (1, "feature")

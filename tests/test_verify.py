@@ -209,3 +209,12 @@ def test_real_noise_draws_the_targets_law() -> None:
         drawn = second[two & (first == x)]
         share, wanted = torch.bincount(drawn, minlength=VOCABULARY) / len(drawn), p[1, x]
         assert ((share - wanted).abs() < 5 * (wanted * (1 - wanted) / len(drawn)).sqrt()).all(), f"after {x}"
+
+
+def test_a_walk_may_make_more_tests_than_there_are_tokens() -> None:
+    """Where the noise has a column for each token alone, a long walk over a tiny vocabulary runs out of them."""
+    sampler = Sampler(SAMPLING, torch.arange(2), 5, 3)
+    sampler.begin(torch.tensor([3, 4]))
+    few, many = sampler.acceptance_uniforms(5), sampler.acceptance_uniforms(40)
+    assert many.shape == (2, 40) and torch.equal(few, many[:, :5]) and len(many.unique()) == 80
+    assert sampler.residual_draw(torch.full((2, 5), 0.2)).max() < 5

@@ -69,8 +69,9 @@ def show(
     if folder is None:
         return show_drafter(base, options, json)
     held, card = _config(folder), _card(folder)
-    if options:
-        held = _with_options(held, options, folder)
+    around = {} if name.startswith("dir:") or base in checkpoints else catalogue.wrappers_typed(name)
+    if options or any(around.values()):
+        held = _with_options(held, options, around, folder)
     facts = {
         "name": name,
         "folder": str(folder),
@@ -105,10 +106,15 @@ def _drafter(config: dict[str, Any]) -> dict[str, Any] | None:
     return drafter_facts(base) if base in DRAFTERS else None
 
 
-def _with_options(config: dict[str, Any], options: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The config with what was typed in place of its own. Raises UsageError for what cannot be set on it."""
+def _with_options(
+    config: dict[str, Any], options: dict[str, Any], typed: dict[str, dict[str, Any]], folder: Path
+) -> dict[str, Any]:
+    """The config with what was typed in place of its own: behind all of it, and behind each wrapper of a spec.
+
+    Raises UsageError for what cannot be set on it.
+    """
     from drafterzoo.catalogue import deal
-    from drafterzoo.drafters.base import check_options
+    from drafterzoo.drafters.base import check_options, check_together
 
     section = config.get("drafter")
     name = section.get("name") if isinstance(section, dict) else None
@@ -116,7 +122,12 @@ def _with_options(config: dict[str, Any], options: dict[str, Any], folder: Path)
         raise UsageError(f"{folder} holds no checkpoint of a drafter known here, so no options can be set on it.")
     own, around = deal(options, DRAFTERS.get(str(name)), config)
     check_options(DRAFTERS.get(str(name)), own)
-    wrappers = [{**part, **around.get(part["name"], {})} for part in config.get("wrappers", [])]
+    wrappers = []
+    for part in config.get("wrappers", []):
+        theirs = {**around.get(part["name"], {}), **typed.get(part["name"], {})}
+        check_options(WRAPPERS.get(part["name"]), theirs)
+        check_together(WRAPPERS.get(part["name"]), part, theirs)
+        wrappers.append({**part, **theirs})
     return {**config, "drafter": {**section, **own}, "wrappers": wrappers}
 
 

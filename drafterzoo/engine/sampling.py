@@ -16,6 +16,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from drafterzoo.budget import MOST as MOST_NODES
 from drafterzoo.engine.contract import Frontier, Offers
 from drafterzoo.errors import UsageError
 
@@ -244,7 +245,7 @@ class Sampler:
         self.sampling, self.vocab_size, self.window = sampling, vocab_size, window
         self._keys = keys
         self.roots = torch.zeros_like(keys)
-        self._hash = Hash(vocab_size, keys.device)
+        self._hash = Hash(max(vocab_size, MOST_NODES), keys.device)  # a walk may make more tests than there are tokens
         matching = not (sampling.greedy or sampling.rejects)
         self.book = NoiseBook(self._stream(MATCH), self._hash, vocab_size, window) if matching else None
 
@@ -278,7 +279,7 @@ class Sampler:
 
     def residual_draw(self, probabilities: Tensor) -> Tensor:
         """A token [n] drawn from distributions [n, V] (not necessarily normalised) with this round's last noise."""
-        noise = self._hash.gumbel(derive(self._stream(RESIDUAL), self.roots))
+        noise = self._hash.gumbel(derive(self._stream(RESIDUAL), self.roots), probabilities.shape[-1])
         return (probabilities.log() + noise).argmax(-1)
 
     def keep(self, requests: Tensor) -> None:

@@ -23,6 +23,7 @@ from drafterzoo.registry import parse_spec
 from drafterzoo.target import load_target
 from drafterzoo.target.target import Target
 from drafterzoo.training.batches import packs
+from drafterzoo.training.beginning import check_continues
 from drafterzoo.training.features import cache_bytes
 from drafterzoo.training.prompts import read_prompts
 from drafterzoo.training.recipe import Recipe, SizesSection
@@ -102,12 +103,16 @@ def plan(recipe: Recipe) -> dict[str, Any]:
 
 
 def _begins_with(recipe: Recipe) -> str | None:
-    """The checkpoint that training goes on from, and whether it is there yet."""
+    """The checkpoint that training goes on from, and whether it is there yet. Raises UsageError where it cannot."""
     named = recipe.init.from_checkpoint
     if named is None:
         return None
-    there = (start_of(named) / checkpoint.CONFIG).is_file()
-    return named if there else f"{named}, which is not there yet"
+    folder = start_of(named)
+    if not (folder / checkpoint.CONFIG).is_file():
+        return f"{named}, which is not there yet"
+    cls, options = drafter_class(recipe)
+    check_continues(recipe, cls, options, parse_spec(recipe.spec), checkpoint.read_config(folder), folder)
+    return named
 
 
 def _parameters(sizes: SizesSection) -> int:

@@ -267,6 +267,11 @@ def build_recipe(values: dict[str, Any], where: str) -> Recipe:
             section = f"{where} [{key}]"
             check_kinds(kind, value, section)
             check_required(kind, value, section)
+            for inner in attrs.fields(attrs.resolve_types(kind)):  # a table in it is said by its own name, too
+                for within in get_args(inner.type):
+                    if isinstance(within, type) and attrs.has(within) and isinstance(value.get(inner.name), dict):
+                        check_kinds(within, value[inner.name], f"{where} [{key}.{inner.name}]")
+                        check_required(within, value[inner.name], f"{where} [{key}.{inner.name}]")
             checkpoint.structure(kind, value, section, UsageError)  # so that the error names the section
     check_kinds(Recipe, values, where)
     check_required(Recipe, values, where)

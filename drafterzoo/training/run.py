@@ -35,6 +35,7 @@ from drafterzoo.registry import DRAFTERS, WRAPPERS, Spec, parse_spec
 from drafterzoo.target import load_target
 from drafterzoo.target.target import Target
 from drafterzoo.threads import with_threads
+from drafterzoo.training.beginning import WEIGHTLESS, check_wrappers, made_with
 from drafterzoo.training.features import ANOTHER, FeatureCache, OnlineFeatures, open_cache
 from drafterzoo.training.generating import ANOTHER_ENTRY, ensure_rollouts
 from drafterzoo.training.kept import read_kept
@@ -53,7 +54,6 @@ from drafterzoo.wrappers.pr import Reconsideration
 
 ANOTHER_CACHE = f"free some space, or {ANOTHER}"
 FINISHED = "summary.json"  # written last of all
-WEIGHTLESS = ("coupling", "packed_dtype")  # options of a drafter that no weight depends on
 COUPLING_TOKENS = 32  # of each answer the coupled score is fitted on: many prompts say more than long answers
 OBJECTIVES: dict[str, type[Objective]] = {"ttt": TTT, "hass": Hass}
 
@@ -308,6 +308,8 @@ def _read(recipe: str | Path | dict[str, Any] | Recipe) -> Recipe:
 def build_objective(recipe: Recipe) -> Objective:
     """The objective a recipe names. Raises UsageError naming the key."""
     name = recipe.objective.get("name", "ttt")
+    if "name" not in recipe.objective:
+        _check_unnamed(recipe.objective)
     if name not in list(OBJECTIVES):  # whatever it is: a list, too, may be asked for
         raise UsageError(
             f"recipe [objective]: unknown name {name!r}{suggest(str(name), OBJECTIVES)}; "
@@ -316,6 +318,17 @@ def build_objective(recipe: Recipe) -> Objective:
     check_kinds(OBJECTIVES[name], recipe.objective, "recipe [objective]")
     check_required(OBJECTIVES[name], recipe.objective, "recipe [objective]")
     return checkpoint.structure(OBJECTIVES[name], recipe.objective, "recipe [objective]", UsageError)
+
+
+def _check_unnamed(given: dict[str, Any]) -> None:
+    """Raise UsageError for a key that the objective meant where none is named has not, and another has."""
+    for key in given:
+        having = [name for name, kind in OBJECTIVES.items() if key in {field.name for field in attrs.fields(kind)}]
+        if having and "ttt" not in having:
+            raise UsageError(
+                f"recipe [objective]: {key!r} is a key of {' and '.join(map(repr, having))}, and without a name "
+                f"the objective is 'ttt'; add name = {having[0]!r}."
+            )
 
 
 def extended(objective: Objective, drafter: Drafter) -> Objective | Reconsidering:
@@ -350,11 +363,10 @@ def build_drafter(recipe: Recipe, target: Target, rollouts: Rollouts, begun: Pat
     cls, options = drafter_class(recipe)
     starts = begun is not None and begun == start_of(str(recipe.init.from_checkpoint))  # else a run that goes on
     anew = begun is None or (recipe.init.vocabulary == "anew" and starts)
-    deeper = recipe.init.layers == "more" and starts
     if begun is None:
         drafter = cls.create(target, **options)
     else:
-        drafter = _continued(cls, options, target, begun, anew=anew, deeper=deeper)
+        drafter = _continued(recipe, cls, options, target, begun, starts=starts)
     if anew and isinstance(drafter, RecurrentBody) and drafter.vocabulary is not None:
         answers = [rollouts.rows[i].response_ids for i in rollouts.split("train")]
         drafter.set_vocabulary(
@@ -373,61 +385,31 @@ def _wrapped(drafter: Drafter, spec: Spec, begun: Path | None) -> Drafter:
     Raises UsageError when the checkpoint has others.
     """
     saved = None if begun is None else checkpoint.read(begun)
-    if saved is None or not saved.config.get("wrappers"):
+    if saved is None or begun is None or not saved.config.get("wrappers"):
         return wrap(drafter, spec)
-    whole, asked = wrap_as(drafter, saved), wrap(drafter, spec)
-    if whole.manifest()["wrappers"] != asked.manifest()["wrappers"]:
-        raise UsageError(
-            f"recipe: the wrappers of spec {str(spec)!r} are not those of {begun}, {whole.spec!r}; "
-            f"give the same, or start from a drafter without any."
-        )
-    return whole
+    check_wrappers(spec, saved.config, begun)
+    return wrap_as(drafter, saved)
 
 
 def _continued(
-    cls: type[Drafter], options: dict[str, Any], target: Target, folder: Path, *, anew: bool, deeper: bool
+    recipe: Recipe, cls: type[Drafter], options: dict[str, Any], target: Target, folder: Path, *, starts: bool
 ) -> Drafter:
     """The checkpoint's drafter, to be trained on.
 
-    anew: with room for another draft vocabulary, which is not set yet. deeper: with more layers, if so many are asked
-    for. Raises UsageError when the recipe asks for another drafter.
+    starts: a fresh run, with room for another draft vocabulary, which is not set yet, and with more layers, as its
+    [init] says. Raises UsageError when the recipe asks for another drafter.
     """
     saved = checkpoint.read(folder)
-    section = dict(saved.config["drafter"])
-    name = section.pop("name")
-    if name != cls.name:
-        raise _another_drafter("name", cls.name, name, folder)
-    # Built, because what an older checkpoint does not say is what it was made with: the default.
-    config = checkpoint.structure(cls.Config, section, saved.config_file)
-    made = _plain(attrs.asdict(config))
-    if anew and getattr(config, "head", "own") != "borrowed":
-        raise UsageError(
-            f'recipe [init]: vocabulary = "anew" needs a borrowed head, and that of {folder} is its own, trained '
-            f"for its ids; leave the key out."
-        )
-    for key, value in _plain(options).items():
-        changes = (anew and key == "draft_vocab_size") or (deeper and key == "num_layers" and value > made[key])
-        if value != made[key] and key not in WEIGHTLESS and not changes:
-            raise _another_drafter(key, value, made[key], folder)
+    made = made_with(recipe, cls, options, saved.config, folder, starts=starts)
     check_fingerprint(saved.config["target"], target, folder)
     drafter = innermost(restore(saved, target))
     made |= {key: options[key] for key in WEIGHTLESS if key in options}
     drafter.config = checkpoint.structure(cls.Config, made, "recipe [drafter]", UsageError)
-    if deeper:
+    if starts and recipe.init.layers == "more":
         drafter = _deepened(drafter, options.get("num_layers", made["num_layers"]))
-    return _resized(drafter, options.get("draft_vocab_size", made["draft_vocab_size"])) if anew else drafter
-
-
-def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    """As recipes and checkpoints hold them: lists, no tuples."""
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in options.items()}
-
-
-def _another_drafter(key: str, value: Any, made: Any, folder: Path) -> UsageError:
-    return UsageError(
-        f"recipe [drafter]: {key} is {value!r}, but {folder} was made with {made!r}; "
-        f"leave the key out, or start without [init] from_checkpoint."
-    )
+    if not starts or recipe.init.vocabulary == "kept":
+        return drafter
+    return _resized(drafter, options.get("draft_vocab_size", made["draft_vocab_size"]))
 
 
 def _resized(drafter: Drafter, size: int) -> Drafter:

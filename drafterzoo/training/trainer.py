@@ -451,7 +451,9 @@ class Trainer:
             raise damaged(kept)
         if describe(began) != describe(self.recipe):
             raise UsageError(
-                f"{self.folder}: holds a run of another recipe; choose another folder with --out, or delete this one."
+                f"{self.folder}: holds a run of another recipe, which differs in "
+                f"{', '.join(_differing(describe(began), describe(self.recipe)))}; choose another folder with --out, "
+                f"or delete this one."
             )
 
     def _check_rollouts(self) -> None:
@@ -474,6 +476,18 @@ class Trainer:
             "training_seconds": round(self.trained_seconds, 1),
             "best": self.best,
         }
+
+
+def _differing(one: dict[str, Any], other: dict[str, Any], at: str = "") -> list[str]:
+    """The keys, with their sections, in which two recipes differ."""
+    found = []
+    for key in sorted({*one, *other}):
+        a, b = one.get(key), other.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += _differing(a, b, f"{at}{key}.")
+        elif a != b:
+            found.append(f"{at}{key}")
+    return found
 
 
 def describe(recipe: Recipe) -> dict[str, Any]:

@@ -31,7 +31,13 @@ def check_place(folder: Path, conditions: Mapping[str, Any]) -> None:
     try:
         before = read_object(folder / FILE)["conditions"]
         same = key_of(before) == key_of(conditions)
-    except (DataError, KeyError, AttributeError):
+    except DataError as error:
+        if (folder / FILE).is_file():
+            raise UsageError(
+                f"{str(error).rstrip('.')}; name another folder with --out, or move that one away."
+            ) from error
+        same = False
+    except (KeyError, AttributeError):
         same = False
     if not same:
         raise UsageError(f"{folder} holds something else; name another folder with --out, or move that one away.")

@@ -124,6 +124,9 @@ def _recordings(kept: Rollouts, target: Target, split: str | None, limit: int | 
         for number, row in enumerate(kept.rows)
         if row.temperature == 0 and split in (None, row.split) and len(row.response_ids) > 1
     ][:limit]
+    splits = sorted({row.split for row in kept.rows})
+    if split is not None and split not in splits:
+        raise DataError(f"{kept.path}: no row has split {split!r}; there is {', '.join(map(repr, splits))}.")
     if not chosen:
         of_split = "" if split is None else f" of split {split!r}"
         raise DataError(

@@ -6,6 +6,7 @@ what a drafter looks like inside.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
@@ -139,6 +140,16 @@ class Objective:
         if self.chances and len(self.chances) != len(self.passes):
             raise UsageError(
                 f"objective {self.called}: {len(self.chances)} chances for {len(self.passes)} passes; give one each."
+            )
+        if self.chances and not (all(0 <= c < math.inf for c in self.chances) and sum(self.chances) > 0):
+            raise UsageError(
+                f"objective {self.called}: chances are {list(self.chances)}, expected numbers from 0, not all of them "
+                f"0, for example chances = [0.5, 0.5]."
+            )
+        if not 0 <= self.single <= 1:
+            raise UsageError(
+                f"objective {self.called}: single is {self.single}, expected the share of the run that takes one pass, "
+                f"from 0 to 1."
             )
 
     def check(self, drafter: Drafter) -> None:
