@@ -35,8 +35,12 @@ def list_checkpoints(glob: str | None = None) -> list[str]:
 
 
 def checkpoints_of(drafter: str) -> list[str]:
-    """Names of the checkpoints that come with drafterzoo and are of this drafter alone, for whatever target."""
-    return [name for name, config in _known_checkpoints().items() if config["spec"] == drafter]
+    """Names of the checkpoints that come with drafterzoo: of this drafter alone, or with this wrapper."""
+    return [
+        name
+        for name, config in _known_checkpoints().items()
+        if config["spec"] == drafter or drafter in [part["name"] for part in config.get("wrappers", [])]
+    ]
 
 
 def checkpoint_folder(name: str) -> Path:

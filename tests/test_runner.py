@@ -467,3 +467,14 @@ def test_names_and_budgets_do_not_break_in_their_middle_at_80_columns():
         assert any(words in line for line in lines), words
     assert any(line.startswith(f"eagle3.1-…step-12000: {NAMES[0]}") for line in lines), "and what it stands for"
     assert results.markdown().count(NAMES[0]) == 1 and budget in results.markdown(), "a card has room for all of it"
+
+
+def test_of_names_that_begin_and_end_alike_what_is_between_tells_them_apart() -> None:
+    runs = [f"dir:runs/eagle3.1-{kind}-smollm2/best" for kind in ("alone", "pr", "pr-token", "pr-guess", "two-layers")]
+    runs.insert(2, f"{runs[1]}(reconsider=0)")
+    short = short_names(["plain", *runs], 20)
+    assert list(short.values()) == [
+        "plain", "…alone…", "…pr…", "…pr…(reconsider=0)", "…pr-token…", "…pr-guess…", "…two-layers…",
+    ]  # fmt: skip
+    same = ["dir:runs/eagle3.1-smollm2/best(reconsider=1)", "dir:runs/eagle3.1-smollm2/best(reconsider=2)"]
+    assert len(set(short_names(same, 20).values())) == 2

@@ -253,3 +253,16 @@ def test_options_that_a_wrapper_has_not_are_refused_as_a_drafter_s_are(
 def test_a_wrapper_s_options_are_shown_in_place_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     wrapper = facts(capsys, "hass+pr(reconsider=1)")["config"]["wrappers"][0]
     assert (wrapper["reconsider"], wrapper["self_query"]) == (1, "feature")
+
+
+def test_a_wrapper_names_the_checkpoints_that_have_it(capsys: pytest.CaptureFixture[str]) -> None:
+    kept = facts(capsys, "pr")["checkpoints"]
+    assert {"hass-pr-smollm2-135m", "eagle3.1-pr-smollm2-135m"} <= set(kept)
+    assert "no checkpoint with it" not in shown(capsys, "pr")
+
+
+def test_a_checkpoint_says_which_wrappers_it_has(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, "hass+pr")
+    assert "\n  wrapper  pr (Parallel Reconsideration); options: `show pr`\n" in text
+    assert "wrapper  pr(reconsider=1) (" in shown(capsys, "hass+pr(reconsider=1)")
+    assert "\n  wrapper" not in shown(capsys, "hass")

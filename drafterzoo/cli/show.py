@@ -106,6 +106,24 @@ def _drafter(config: dict[str, Any]) -> dict[str, Any] | None:
     return drafter_facts(base) if base in DRAFTERS else None
 
 
+def _wrappers(config: dict[str, Any]) -> list[str]:
+    """The wrappers of a checkpoint, as they are typed: with the options that are not at their defaults."""
+    import attrs
+
+    said = []
+    for part in config.get("wrappers") or []:
+        name = part.get("name") if isinstance(part, dict) else None
+        if name not in WRAPPERS:
+            said.append(f"{name}, which nobody has registered here")
+            continue
+        wrapper = WRAPPERS.get(str(name))
+        usual = {field.name: field.default for field in attrs.fields(wrapper.Config)}
+        given = [f"{key}={value!r}" for key, value in part.items() if key != "name" and value != usual.get(key)]
+        typed = f"({', '.join(given)})" if given else ""
+        said.append(f"{name}{typed} ({wrapper.source}); options: `show {name}`")
+    return said
+
+
 def _with_options(
     config: dict[str, Any], options: dict[str, Any], typed: dict[str, dict[str, Any]], folder: Path
 ) -> dict[str, Any]:
@@ -189,6 +207,8 @@ def _print(facts: dict[str, Any], config: bool) -> None:
     drafter = facts["drafter"]
     if drafter is not None:
         console.print(Text(f"  drafter  {drafter['name']} ({drafter['source'] or drafter['what']})"), soft_wrap=True)
+    for wrapper in _wrappers(facts["config"]):
+        console.print(Text(f"  wrapper  {wrapper}"), soft_wrap=True)
     console.print(Text(f"  folder   {facts['folder']}"), soft_wrap=True)
     console.print(Text(f"  card     {facts['card'] or 'none'}"), soft_wrap=True)
     for file, size in facts["sizes"].items():
@@ -218,7 +238,10 @@ def _print_results(facts: dict[str, Any]) -> None:
     taus = training.get("held_out_tau") if isinstance(training, dict) else None
     for budget, tau in (taus if isinstance(taus, dict) else {}).items():
         said = f"{tau:.2f}" if isinstance(tau, int | float) else str(tau)  # anybody's config may hold anything
-        console.print(Text(f"  tau {said} at {budget} on held-out prompts, when it was trained"), soft_wrap=True)
+        told = f"  tau {said} at {budget} on held-out prompts, when it was trained"
+        console.print(
+            Text(f"{told}; the card's prompts and lengths are others" if facts["results"] else told), soft_wrap=True
+        )
     if facts["results"]:
         console.print(Text("\nresults, as the card gives them\n", style="bold"))
         for part in drawn(facts["results"]):

@@ -43,7 +43,8 @@ class PrConfig:
 
     A guess makes a poor query: a node's own output beside the embedding of what it expects next is, but for the
     position, what the first pass over that very child reads, which must answer otherwise. One set of weights cannot do
-    both, and trained so the first pass forgets how to recur. The feature in the token's place is unlike any first pass.
+    both: replacing, the first pass forgets how to recur; blended, it loses a little. The feature in the token's place
+    is unlike any first pass.
 
     A second pass whose output replaces the first's must first learn to think as well as what it thinks over, before it
     can do better; blended, it begins there.
