@@ -130,7 +130,7 @@ def test_the_storage_dtype_is_the_recipes(folder: Path) -> None:
     [
         ({"drafter": {"draft_vocab_size": 16}}, "draft_vocab_size is 16, but .* was made with 32"),
         ({"drafter": {"taps": [1, 2, 3]}}, r"taps is \[1, 2, 3\], but .* was made with \["),
-        ({"spec": "eagle3"}, "name is 'eagle3', but .* was made with 'eagle3.1'"),
+        ({"spec": "eagle3"}, "spec is 'eagle3', but .* holds a 'eagle3.1'"),
         ({"init": {"from_checkpoint": "x", "fc": "ridge"}}, "fc is 'ridge', but from_checkpoint brings its own"),
     ],
 )

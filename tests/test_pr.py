@@ -134,9 +134,13 @@ def test_a_feature_in_a_token_s_place_begins_as_large_as_an_embedding(target: Ta
 def test_without_rows_it_is_the_bare_drafter_bit_for_bit(target: Target, name: str, sampling: dict) -> None:
     bare = drafter_of(target, name)
     whole = wrap(bare, parse_spec(f"{name}+pr(reconsider=0)"))
-    answers = [generate(one, PROMPTS, budget=Budget.tree(8), max_new_tokens=16, **sampling) for one in (bare, whole)]
+    how = {"budget": Budget.tree(8), "max_new_tokens": 16, "keep_trees": True, **sampling}
+    answers = [generate(one, PROMPTS, **how) for one in (bare, whole)]
     assert answers[0].tokens == answers[1].tokens
-    work = [[(r.accepted, r.drafted, r.forwards, r.rows) for r in rounds] for a in answers for rounds in a.rounds]
+    work = [
+        [(r.accepted, r.drafted, r.forwards, r.rows, r.tree) for r in rounds] for a in answers for rounds in a.rounds
+    ]
+    assert work[0][0][-1] is not None, "a tree to compare: tokens, parents, and scores to the last bit"
     assert work[: len(PROMPTS)] == work[len(PROMPTS) :]
 
 
