@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
 from drafterzoo.errors import UsageError, suggest
 
 MOST = 4096  # of anything: the mask of a tree of n nodes has n*n entries
+CHANCES = ("p_min", "c_min")
+SCHEDULES = ("none", "prefix", "uniform")
 EXPECTED = "a number from 0 to below 1; for example chain:6,p_min=0.1"  # as p_min
 TYPED = "write for example chain:4, or 24 for a tree of 24 nodes, as in --budget chain:4 or --budget 24"
 
@@ -41,6 +43,14 @@ def _probability(instance: object, attribute: attrs.Attribute, value: object) ->
         raise UsageError(f"budget: {attribute.name} is {value!r}, expected {EXPECTED}.")
 
 
+def _schedule(instance: object, attribute: attrs.Attribute, value: object) -> None:
+    if value not in SCHEDULES:
+        raise UsageError(
+            f"budget: schedule is {value!r}, expected one of {', '.join(SCHEDULES)}; for example "
+            f"chain:7,schedule=prefix."
+        )
+
+
 def _at_least(minimum: int) -> Callable[[object, attrs.Attribute, object], None]:
     def check(instance: object, attribute: attrs.Attribute, value: object) -> None:
         if problem := _problem(attribute.name, value, minimum):
@@ -62,7 +72,10 @@ class Budget:
     child that is not among these. It is the PR paper's control, which spends the rows of `reconsider` otherwise.
     p_min: nothing is grown below a node whose path (the product of the drafter's probabilities from the root) is less
     likely; 0 always grows. So an unsure draft ends early: fewer draft steps and fewer nodes, never more. llama.cpp's
-    option of this name looks at the last token alone.
+    option of this name looks at the last token alone. c_min: nothing is offered below a node of which the drafter's own
+    confidence head says that its children are less likely to be accepted. schedule: how far a chain is verified is
+    chosen anew every round, by that head and by what a forward of the target costs here: "prefix" for each request,
+    "uniform" for all of a batch (engine/schedule.py). Both need a drafter that has such a head.
 
     Raises UsageError when a field is out of range or the tree can never hold `nodes` nodes.
     """
@@ -74,8 +87,15 @@ class Budget:
     reconsider: int = attrs.field(default=0, validator=_at_least(0))
     p_min: float = attrs.field(default=0.0, converter=_plainly, validator=_probability)
     advance: int = attrs.field(default=0, validator=_at_least(0), kw_only=True)
+    c_min: float = attrs.field(default=0.0, converter=_plainly, validator=_probability, kw_only=True)
+    schedule: Literal["none", "prefix", "uniform"] = attrs.field(default="none", validator=_schedule, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
+        if self.schedule != "none" and not self.is_chain:
+            raise UsageError(
+                f"budget: schedule={self.schedule} is for chains, and this is a tree; write for example "
+                f"chain:7,schedule={self.schedule}, or c_min=0.3 for a tree."
+            )
         if self.nodes > self.capacity:
             raise UsageError(
                 f"budget: {self.nodes} nodes can never be filled, since depth={self.depth}, grow={self.grow} and "
@@ -133,7 +153,7 @@ class Budget:
             return cls(**_typed_fields(text))
         _check_typed("nodes", int(count))
         made = cls.chain(int(count)) if kind == "chain" else cls.tree(int(count))
-        return attrs.evolve(made, **_typed_numbers(rest, ["p_min"])) if comma else made
+        return attrs.evolve(made, **_typed_numbers(rest, [*CHANCES, "schedule"])) if comma else made
 
     @property
     def brief(self) -> str:
@@ -141,12 +161,12 @@ class Budget:
 
         `str` gives the shape itself, which results keep: what the default shape is may change.
         """
-        if self == Budget.tree(self.nodes, self.p_min):
+        if self._plain == Budget.tree(self.nodes):
             return f"tree:{self.nodes}" + self._ending
         return str(self)
 
     def __str__(self) -> str:
-        if self == Budget.chain(self.nodes, self.p_min):
+        if self._plain == Budget.chain(self.nodes):
             return f"chain:{self.nodes}" + self._ending
         shape = f"nodes={self.nodes},depth={self.depth},grow={self.grow},offer={self.offer}"
         more = {"reconsider": self.reconsider, "advance": self.advance}
@@ -154,7 +174,18 @@ class Budget:
 
     @property
     def _ending(self) -> str:
-        return f",p_min={self.p_min!r}" if self.p_min else ""
+        said = [f",{name}={value!r}" for name in CHANCES if (value := getattr(self, name))]
+        return "".join(said) + (f",schedule={self.schedule}" if self.schedule != "none" else "")
+
+    @property
+    def _plain(self) -> Budget:
+        """The shape alone, without what may end a draft early."""
+        return attrs.evolve(self, p_min=0.0, c_min=0.0, schedule="none")
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether a draft may end before its budget is spent."""
+        return self._plain != self
 
 
 def _is_number(text: str) -> bool:
@@ -186,22 +217,28 @@ def _typed_fields(text: str) -> dict[str, Any]:
 
 
 def _typed_numbers(text: str, fields: list[str]) -> dict[str, Any]:
-    """The numbers of `depth=6,p_min=0.2`, of these fields only. Raises UsageError naming the part that is amiss."""
+    """The values of `depth=6,p_min=0.2`, of these fields only. Raises UsageError naming the part that is amiss."""
     values: dict[str, Any] = {}
     for part in text.split(","):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if equals and key not in fields:
-            there = f"the fields are {', '.join(fields)}" if len(fields) > 1 else f"only {fields[0]} can stand there"
+            few = " or ".join(fields) + " can stand there"
+            there = f"the fields are {', '.join(fields)}" if len(fields) > 3 else few
             raise UsageError(f"budget: unknown field {key!r}{suggest(key, fields)}; {there}.")
-        if not (_is_number(value) or (key == "p_min" and _is_fraction(value))):
-            where = f" in {text!r}" if part != text else ""
-            wanted = f"expected {EXPECTED}" if key == "p_min" else TYPED
-            raise UsageError(f"budget: cannot read {part!r}{where}; {wanted}.")
         if key in values:
             raise UsageError(f"budget: {key} is given twice in {text!r}; give it once.")
-        if key == "p_min":
-            values[key] = float(value)
-        else:
-            _check_typed(key, int(value))
-            values[key] = int(value)
+        values[key] = _typed_value(part, key, value, f" in {text!r}" if part != text else "")
     return values
+
+
+def _typed_value(part: str, key: str, value: str, where: str) -> Any:
+    """One value as typed. Raises UsageError."""
+    if key == "schedule" and value in SCHEDULES:
+        return value
+    if key in CHANCES and (_is_number(value) or _is_fraction(value)):
+        return float(value)
+    if key not in (*CHANCES, "schedule") and _is_number(value):
+        _check_typed(key, int(value))
+        return int(value)
+    wanted = {"schedule": f"expected one of {', '.join(SCHEDULES)}"}.get(key, TYPED)
+    raise UsageError(f"budget: cannot read {part!r}{where}; {f'expected {EXPECTED}' if key in CHANCES else wanted}.")

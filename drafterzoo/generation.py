@@ -16,6 +16,7 @@ from drafterzoo.engine.decode import Emission, Round, Settings, check, decode
 from drafterzoo.engine.sampling import Sampling
 from drafterzoo.errors import UsageError
 from drafterzoo.target.target import Target
+from drafterzoo.throughput import kept
 from drafterzoo.wording import quantity
 
 if TYPE_CHECKING:
@@ -241,7 +242,8 @@ class _Job:
         if not isinstance(size, int) or size < 1:
             raise UsageError(f"generate: batch_size is {batch_size!r}, expected a whole number of at least 1.")
         stops = target.eos_token_ids if stop_token_ids is None else _stops(stop_token_ids)
-        settings = Settings(budget, sampling, max_new_tokens, stops, keep_trees)
+        known = kept(target) if budget is not None and budget.schedule != "none" else None
+        settings = Settings(budget, sampling, max_new_tokens, stops, keep_trees, known)
         return cls(bound, target, encoded, settings, _keys(request_ids, len(encoded)), size)
 
     def run(self) -> Iterator[tuple[Emission, int]]:

@@ -240,6 +240,9 @@ SUITES: Registry[SuiteFile] = Registry(
 )
 
 BUILT_IN: dict[str, str] = {
+    "dflash": "drafterzoo.drafters.dflash:DFlash",
+    "dfly": "drafterzoo.drafters.dfly:DFly",
+    "dspark": "drafterzoo.drafters.dspark:DSpark",
     "eagle2": "drafterzoo.drafters.eagle2:Eagle2",
     "eagle3": "drafterzoo.drafters.eagle3:Eagle3",
     "eagle3.1": "drafterzoo.drafters.eagle31:Eagle31",
@@ -253,7 +256,10 @@ BUILT_IN_SUITES: dict[str, str] = {
         for file in (Path(__file__).parent / "evaluation" / "data" / "suites").glob("*.toml")
     },
 }
-BUILT_IN_WRAPPERS: dict[str, str] = {"pr": "drafterzoo.wrappers.pr:Reconsideration"}
+BUILT_IN_WRAPPERS: dict[str, str] = {
+    "carryover": "drafterzoo.wrappers.carryover:Carryover",
+    "pr": "drafterzoo.wrappers.pr:Reconsideration",
+}
 for _name, _target in BUILT_IN.items():
     DRAFTERS.register(_name, _target)
 for _name, _target in BUILT_IN_WRAPPERS.items():

@@ -125,7 +125,7 @@ REFUSED = {
     "8,": "cannot read ''",
     "8,p_min=0.1,p_min=0.2": "p_min is given twice",
     "8,p-min=0.1": "unknown field 'p-min' (did you mean 'p_min'?)",
-    "chain:6,depth=3": "unknown field 'depth'; only p_min can stand there",
+    "chain:6,depth=3": "unknown field 'depth'; p_min or c_min or schedule can stand there",
     "nodes=24,depth=6.5,grow=6,offer=6": "cannot read 'depth=6.5'",
 }
 

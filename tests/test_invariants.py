@@ -19,6 +19,7 @@ from drafterzoo.drafters.base import Drafter
 from drafterzoo.engine.contract import Frontier
 from drafterzoo.engine.decode import Batch, Round, Settings, decode
 from drafterzoo.engine.sampling import Sampling
+from drafterzoo.engine.schedule import Throughput
 from drafterzoo.engine.tree import grow
 from drafterzoo.engine.verify import rejection
 from drafterzoo.registry import DRAFTERS, parse_spec
@@ -30,7 +31,9 @@ from tests.tiny import KINDS, tiny_target
 PROMPTS = [[5, 6, 7, 5, 6, 9, 5], [3], [11, 4] * 6, [20, 21, 22]]
 BARE = DRAFTERS.names()
 RECURRENT = [name for name in BARE if "recurrent" in DRAFTERS.get(name).capabilities]
-WRAPPED = [f"{name}+pr(reconsider=2)" for name in RECURRENT]
+BLOCKS = [name for name in BARE if "context_rows" in DRAFTERS.get(name).capabilities]
+CARRYING = [f"{name}+carryover" for name in BLOCKS]
+WRAPPED = [*(f"{name}+pr(reconsider=2)" for name in RECURRENT), *CARRYING]
 NAMES = [*BARE, *WRAPPED]
 BUDGETS = [Budget.chain(1), Budget.chain(4), Budget.tree(8), Budget.tree(24), Budget.tree(8, 0.02)]
 SAMPLINGS = [
@@ -47,6 +50,11 @@ def build(name: str, target: Target) -> Drafter:
     cls = DRAFTERS.get(spec.base)
     torch.manual_seed(0)
     drafter = create(spec, target, attrs.asdict(cls.debug_config(target), recurse=False))
+    with torch.no_grad():  # what training begins at zero would hide what it does
+        for key, parameter in drafter.named_parameters():
+            if not parameter.any():
+                own = torch.Generator().manual_seed(sum(map(ord, key.removeprefix("base."))))
+                parameter.normal_(std=0.3, generator=own)
     drafter = drafter.to(target.dtype).eval()
     drafter.borrow()
     return drafter
@@ -101,6 +109,10 @@ def test_so_it_does_on_every_architecture(name: str, kind: str) -> None:
 WIDE = Budget(nodes=3, depth=2, grow=2, offer=2)
 LAWS = [(name, budget) for name in BARE if DRAFTERS.get(name).has_weights for budget in (Budget.chain(2), WIDE)]
 LAWS += [(f"{name}+pr(reconsider=1)", Budget.chain(2)) for name in RECURRENT]
+LAWS += [(name, Budget.chain(2)) for name in CARRYING]
+# What is cut, and how far is verified, depend on the token drawn here: this drafter hopes for 0.45 at the root and,
+# token by token, for 0.323 to 0.326 below it.
+LAWS += [("dspark", attrs.evolve(WIDE, c_min=0.3245)), ("dspark", Budget.parse("chain:2,schedule=prefix"))]
 LAWS += [("eagle3.1+pr(reconsider=1)", Budget(nodes=3, depth=2, grow=1, offer=2))]
 
 
@@ -113,7 +125,8 @@ def test_rejection_has_the_targets_joint_law(name: str, budget: Budget) -> None:
     draws, bits = Rigged.cases(1 + drafter.rows_per_round(budget.depth, budget.grow), columns, budget.nodes)
     n, prompt = len(bits), [1, 2, 3]
     sampling = Sampling(temperature=1.0, verification="rejection")
-    batch = Batch(drafter, target, [prompt] * n, Settings(budget, sampling, 8), [0] * n)
+    settings = Settings(budget, sampling, 8, throughput=Throughput((1, 2), (1.0, 1.0 + 0.1259 / n)))
+    batch = Batch(drafter, target, [prompt] * n, settings, [0] * n)
     rigged = Rigged(sampling, torch.zeros(n, dtype=torch.int64), 4, budget.depth + 1)
     rigged.rig(draws, bits)
     batch.sampler, batch.select = rigged, Weighing(rigged, budget.offer)
@@ -172,6 +185,8 @@ def test_the_budget_is_kept_and_the_work_counted(drafter: Drafter) -> None:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[:2], ids=["greedy", "sampled"])
 def test_every_round_drafts_what_a_fresh_start_would(drafter: Drafter, sampling: Sampling) -> None:
+    if drafter.spec in CARRYING:
+        pytest.skip("it remembers the round before; test_carryover.py says what")
     settings = Settings(Budget.tree(8), sampling, 18, keep_trees=True)
     batch = Batch(drafter, drafter.target, [PROMPTS[0]], settings, [7])
     text = [*PROMPTS[0], *batch.prefill()[0].tokens]
@@ -266,7 +281,10 @@ def test_drafting_leaves_no_trace_in_the_draft_after_it(drafter: Drafter) -> Non
 # ------------------------------------------------------------------------------------- 9: a tree of width one = a chain
 
 
-@pytest.mark.parametrize("name", [*BARE, *(f"{name}+pr(reconsider=0)" for name in RECURRENT)])
+NO_EFFECT = [*(f"{name}+pr(reconsider=0)" for name in RECURRENT), *(f"{name}+carryover(carry=0)" for name in BLOCKS)]
+
+
+@pytest.mark.parametrize("name", [*BARE, *NO_EFFECT, *CARRYING])
 def test_a_tree_of_width_one_is_a_chain(name: str, target: Target) -> None:
     """A chain is what the best offer of every step gives, and the spine of a tree that grows one node a step."""
     drafter = build(name, target)

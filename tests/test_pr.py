@@ -455,7 +455,7 @@ def test_options_behind_an_address_reach_the_part_that_has_them(target: Target, 
         ("eagle3.1+hass", "'hass' is a drafter and stands first, before any wrapper."),
         ("lookup+pr", "'pr' cannot wrap 'lookup', which is not recurrent; `drafterzoo show pr` says"),
         ("hass+pr+pr", "'pr' cannot wrap 'hass+pr', which has it already; name a wrapper once."),
-        ("lookup+pq", "unknown wrapper 'pq'; there is pr."),
+        ("lookup+pq", "unknown wrapper 'pq'; there is carryover, pr."),
     ],
 )
 def test_what_does_not_fit_is_refused(target: Target, spec: str, words: str) -> None:

@@ -572,7 +572,7 @@ def test_a_wrong_recipe_names_the_key(toml: str, words: str, tmp_path: Path) -> 
         ("target", "revision", 5, "expected a text."),
         ("objective", "mean", "some", "expected 'valid' or 'all'."),
         ("objective", "passes", [1.5], "expected a list of whole numbers."),
-        ("objective", "name", ["ttt"], "there is ttt, hass."),
+        ("objective", "name", ["ttt"], "there is ttt, hass, ce, kl, tv, lk, e2e_tv, dspark."),
         ("objective", "pases", [1], "(did you mean 'passes'?)"),
         ("drafter", "head", "mine", "expected 'own' or 'borrowed'."),
         ("drafter", "coupling", [1.0], "expected two numbers."),

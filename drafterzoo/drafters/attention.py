@@ -5,6 +5,9 @@ Knows tensors only: no drafter, no cache policy, no target.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -40,3 +43,23 @@ def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     spread = mask[:, None].repeat(1, 1, group, 1)
     out = functional.scaled_dot_product_attention(folded, k, v, attn_mask=spread)
     return out.view(n, heads, rows, width).transpose(1, 2).reshape(n, rows, heads * width)
+
+
+def block_attention(
+    q: Tensor, context: Sequence[Tensor], own: Sequence[Tensor], seen: Tensor, inside: Tensor
+) -> Tensor:
+    """Attention of many blocks over one context and, each of them, over its own rows: one softmax over both.
+
+    The sparse rule of block.md 1.5 without a mask of all rows by all rows. q [n, H, Q, b, d]: b slots of Q blocks;
+    context: k and v [n, KV, T, d]; own: k and v [n, KV, Q, S, d] of each block; seen [n, Q, 1 or b, T] and inside
+    [n, Q, b, S] bool: what of both a slot attends, something at least. Returns [n, Q, b, H*d].
+    """
+    (k, v), (own_k, own_v) = context, own
+    folded = q.unflatten(1, (k.shape[1], -1)) * q.shape[-1] ** -0.5
+    far = torch.einsum("ngmqbd,ngtd->ngmqbt", folded, k).masked_fill(~seen[:, None, None], -math.inf)
+    near = torch.einsum("ngmqbd,ngqsd->ngmqbs", folded, own_k).masked_fill(~inside[:, None, None], -math.inf)
+    weights = torch.cat((far, near), dim=-1).softmax(-1)
+    rows = k.shape[2]
+    out = torch.einsum("ngmqbt,ngtd->ngmqbd", weights[..., :rows], v)
+    out = out + torch.einsum("ngmqbs,ngqsd->ngmqbd", weights[..., rows:], own_v)
+    return out.flatten(1, 2).permute(0, 2, 3, 1, 4).flatten(3)

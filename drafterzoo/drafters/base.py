@@ -166,6 +166,11 @@ class Drafter(nn.Module):
         """The head's weight [D, h], for losses that never hold all logits at once."""
         raise NotImplementedError(f"{self.name} has no output head")
 
+    @property
+    def head_trained_from(self) -> int:
+        """The first column of `head_matrix` that is trained; those before it are the target's."""
+        return 0
+
     # -- inference ---------------------------------------------------------------------------------------------
 
     def pack(self) -> None:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from drafterzoo.checkpoint import LATER
 from drafterzoo.drafters.base import with_options
 from drafterzoo.drafters.blocks import Attention, Layer, PlainLayer, check_sizes, widths_of
-from drafterzoo.drafters.recurrent import RecurrentBody, check_vocabulary
+from drafterzoo.drafters.headed import check_vocabulary
+from drafterzoo.drafters.recurrent import RecurrentBody
 from drafterzoo.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Eagle2Config:
-    """Sizes of an EAGLE-2 body; what is not said here is in recurrent.RecurrentConfig.
+    """Sizes of an EAGLE-2 body; what is not said here is in headed.HeadedConfig.
 
     tap: the boundary that is read, after the target's final norm. hidden_size is the target's own, since the target's
     head reads the output. fc_bias, qkv_bias: which biases there are (eagle.md 1.1).

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from drafterzoo.checkpoint import LATER
 from drafterzoo.drafters.base import with_options
 from drafterzoo.drafters.blocks import Attention, Layer, PlainLayer, check_sizes, widths_of
-from drafterzoo.drafters.recurrent import RecurrentBody, check_vocabulary
+from drafterzoo.drafters.headed import check_vocabulary
+from drafterzoo.drafters.recurrent import RecurrentBody
 from drafterzoo.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Eagle3Config:
-    """Sizes and flags of an EAGLE-3 body; what is not said here is in recurrent.RecurrentConfig.
+    """Sizes and flags of an EAGLE-3 body; what is not said here is in headed.HeadedConfig.
 
     taps: boundaries of the target, fused in this order. The four norm flags are those of eagle.md 1.2 and 1.3.
     """

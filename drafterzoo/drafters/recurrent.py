@@ -1,8 +1,7 @@
 """Drafting by recurrence, shared by the EAGLE family: one forward of a block per draft step, on its own output.
 
-Source: eagle.md 0 and 4.1. Knows the contract, a drafter's own K/V memory, and what may be borrowed of the target; what
-the block is, what it first reads and what recurs is a subclass's. Knows nothing of growth, verification, sampling or
-training objectives.
+Source: eagle.md 0 and 4.1. Knows the contract and a drafter's own K/V memory; what the block is, what it first reads
+and what recurs is a subclass's. Knows nothing of growth, verification, sampling or training objectives.
 
 Row t pairs the target's features of position t with the embedding of x_{t+1} and predicts x_{t+2} (eagle.md 0.1), so
 the row of a draft node at position p stands at rotary position p-1, and the newest committed row is the root's.
@@ -10,71 +9,23 @@ the row of a draft node at position p stands at rotary position p-1, and the new
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from drafterzoo.drafters.attention import grouped_attention, rotary
-from drafterzoo.drafters.base import Drafter, UnrollBatch, Unrolling, counted
-from drafterzoo.drafters.blocks import Layer, Sizes
+from drafterzoo.drafters.base import UnrollBatch, Unrolling, counted
 from drafterzoo.drafters.context import ContextCache
+from drafterzoo.drafters.headed import HeadedDrafter
+from drafterzoo.drafters.rows import at_rows, causal, own_document, shift_left
 from drafterzoo.engine.contract import Committed, Counters, Frontier, Offers
-from drafterzoo.errors import CheckpointError, UsageError
-from drafterzoo.target.packed import PackedLinear, can_pack
 
 if TYPE_CHECKING:
     from drafterzoo.engine.sampling import Selector
     from drafterzoo.target.target import Target
-
-
-MOST_TOKENS = 1 << 24  # of a vocabulary: beyond, a damaged config
-
-
-class RecurrentConfig(Sizes, Protocol):
-    """What a recurrent drafter's config says, however its own fields are called.
-
-    head, embedding: "borrowed" takes the target's (the head cut to the draft vocabulary) and saves nothing; "own"
-    stores them in the checkpoint. coupling: weights of log q and of the noise in the coupled score
-    (engine/sampling.py), fitted after training. packed_dtype: in what linear layers multiply when they are packed,
-    beside a target that is; "bfloat16" reads half the memory, "int8" a quarter, and both round the products, which
-    changes drafts a little and never the text (target/packed.py). "auto" takes bfloat16 where the CPU multiplies it by
-    itself, int8 elsewhere.
-    """
-
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def target_hidden_size(self) -> int: ...
-    @property
-    def taps(self) -> tuple[int, ...]: ...
-    @property
-    def draft_vocab_size(self) -> int: ...
-    @property
-    def head(self) -> Literal["own", "borrowed"]: ...
-    @property
-    def embedding(self) -> Literal["own", "borrowed"]: ...
-    @property
-    def coupling(self) -> tuple[float, float]: ...
-
-
-def check_vocabulary(config: RecurrentConfig) -> None:
-    """Raise UsageError for a draft vocabulary, an eps or coupling weights that no drafter can have."""
-    if not (0 <= config.rms_norm_eps <= 1 and all(0 < weight < math.inf for weight in config.coupling)):
-        raise UsageError(
-            f"rms_norm_eps={config.rms_norm_eps} and coupling={list(config.coupling)}, expected an eps from 0 to 1 "
-            f"and two weights above zero."
-        )
-    if config.vocab_size > MOST_TOKENS:  # maps of the vocabulary are made before the target's own size is compared
-        raise UsageError(f"vocab_size={config.vocab_size}, expected at most {MOST_TOKENS}.")
-    if not 0 < config.draft_vocab_size <= config.vocab_size:
-        raise UsageError(
-            f"draft_vocab_size={config.draft_vocab_size} must lie between 1 and the target's {config.vocab_size}."
-        )
 
 
 Chains = list[list[tuple[Tensor, Tensor]]]  # of every layer: the keys of pass 0, and of each later pass
@@ -111,7 +62,7 @@ class RecurrentState:
         self.outputs, self.normed = self.outputs[requests], self.normed[requests]
 
 
-class RecurrentBody(Drafter):
+class RecurrentBody(HeadedDrafter):
     """A drafter whose block runs once per draft step, on what it gave at the step before.
 
     A subclass sets `fc` and `layers` (blocks.Layer), defines what fuses, enters and finishes, and calls `furnish` last.
@@ -119,126 +70,9 @@ class RecurrentBody(Drafter):
 
     capabilities: frozenset[str] = frozenset({"recurrent"})
 
-    config: RecurrentConfig
     fc: nn.Linear
-    layers: Sequence[Layer]
-    d2t: Tensor
-    t2d: Tensor
-
-    # -- construction ------------------------------------------------------------------------------------------
-
-    def furnish(self) -> None:
-        """Add head, embedding and maps of the vocabulary, as the config says: own, or borrowed."""
-        config = self.config
-        if config.head == "own":
-            self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
-        if config.embedding == "own":
-            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        if self._reduced:
-            # Offsets, not ids: target id = draft id + d2t[draft id] (eagle.md 0.5); the first D until a map is set.
-            self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
-            self.register_buffer("t2d", torch.arange(config.vocab_size) < config.draft_vocab_size)
-        self._borrowed: dict[str, Any] = {}
-        self.borrow()
-
-    @classmethod
-    def from_checkpoint(cls, saved: Any, target: Target) -> RecurrentBody:
-        drafter = super().from_checkpoint(saved, target)
-        drafter.check_maps(saved.weights_file)
-        drafter.borrow()
-        return drafter
-
-    @property
-    def like(self) -> Tensor:
-        """A parameter that there always is: device and dtype of all of them."""
-        return self.layers[0].post_attention_layernorm.weight
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return self.config.taps
-
-    def check_target(self, target: Target) -> None:
-        """Raise CheckpointError when vocabulary, width or taps cannot be this target's."""
-        for what, have, need in (
-            ("vocab_size", target.vocab_size, self.config.vocab_size),
-            ("hidden_size", target.hidden_size, self.config.target_hidden_size),
-        ):
-            if have != need:
-                raise CheckpointError(
-                    f"{self.name}: made for a target with {what} {need}, but {target.name} has {have}; "
-                    f"load it with the target it was trained for."
-                )
-        if max(self.taps) > target.num_layers + 1 or min(self.taps) < 0:
-            raise CheckpointError(
-                f"{self.name}: taps {list(self.taps)} do not lie within 0..{target.num_layers + 1} of {target.name}; "
-                f"correct taps in config.json or load the target it was trained for."
-            )
-
-    # -- the draft vocabulary ----------------------------------------------------------------------------------
-
-    def set_vocabulary(self, ids: Tensor) -> None:
-        """Fix the draft vocabulary to these target ids [D], in any order; they are stored ascending.
-
-        Raises UsageError when they are not D different ids of the target.
-        """
-        ids = ids.unique().to(self.like.device)
-        if len(ids) != self.config.draft_vocab_size or ids[0] < 0 or ids[-1] >= self.config.vocab_size:
-            raise UsageError(
-                f"{self.name}: a draft vocabulary of {self.config.draft_vocab_size} different ids below "
-                f"{self.config.vocab_size} is needed, got {len(ids)}."
-            )
-        if len(ids) < self.config.vocab_size:
-            self.d2t = ids - torch.arange(len(ids), device=ids.device)
-            self.t2d = torch.zeros_like(self.t2d).index_fill_(0, ids, True)
-        self.borrow()
-
-    def check_maps(self, where: str) -> None:
-        """Raise CheckpointError unless d2t and t2d describe one and the same ascending set of ids (eagle.md 1.2)."""
-        if self.vocabulary is None:
-            return
-        size, ids = self.config.draft_vocab_size, self.vocabulary
-        wrong = None
-        if not self.d2t.any() and not self.t2d[:size].all():
-            wrong = "d2t is all zeros although t2d names other ids"
-        elif int(self.t2d.sum()) != size:
-            wrong = f"t2d marks {int(self.t2d.sum())} ids, expected {size}"
-        elif int(ids.min()) < 0 or int(ids.max()) >= self.config.vocab_size or not (ids.diff() > 0).all():
-            wrong = "id + d2t[id] is not strictly ascending within the target's vocabulary (are these absolute ids?)"
-        elif not self.t2d[ids].all():
-            wrong = "d2t and t2d name different ids"
-        if wrong:
-            raise CheckpointError(f"{where}: {wrong}; d2t must hold offsets, target id = draft id + d2t[draft id].")
-
-    def borrow(self) -> None:
-        """Take the target's embedding and head rows, as far as the config says so: neither trained nor saved."""
-        dtype = self.like.dtype
-        if self.config.embedding == "borrowed":
-            self._borrowed["embedding"] = self.target.embedding_weight().detach()
-        if self.config.head == "borrowed":
-            head = nn.Linear(self.config.hidden_size, self.config.draft_vocab_size, bias=False, device="meta")
-            head.weight = nn.Parameter(self.target.head_weight(self.vocabulary).detach().to(dtype), requires_grad=False)
-            self._borrowed["linear"] = head
-        self._borrowed["ids"] = (
-            None if not self._reduced else torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
-        )
-
-    @property
-    def _reduced(self) -> bool:
-        return self.config.draft_vocab_size < self.config.vocab_size
-
-    @property
-    def vocabulary(self) -> Tensor | None:
-        if not self._reduced:
-            return None
-        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
     # -- the network -------------------------------------------------------------------------------------------
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Embeddings [..., h] of target ids."""
-        if self.config.embedding == "own":
-            return self.embed_tokens(tokens)
-        return functional.embedding(tokens, self._borrowed["embedding"]).to(self.like.dtype)
 
     def fuse(self, features: Tensor) -> Tensor:
         """[..., T*H] -> [..., h]: what the first draft step reads in the place of what recurs."""
@@ -271,20 +105,6 @@ class RecurrentBody(Drafter):
     def enter(self, index: int, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The residual and the attention input of a layer, both before any attention."""
         return self.layers[index].enter(embedded, hidden)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        if self.config.head == "own":
-            return self.lm_head(hidden)
-        return self._borrowed["linear"](hidden)
-
-    def head_matrix(self) -> Tensor:
-        head = self.lm_head if self.config.head == "own" else self._borrowed["linear"]
-        return head.to_dense() if isinstance(head, PackedLinear) else head.weight
-
-    def pack(self) -> None:
-        super().pack()
-        if isinstance(head := self._borrowed.get("linear"), nn.Linear) and can_pack(head):
-            self._borrowed["linear"] = PackedLinear(head, self.packed_dtype())
 
     # -- drafting ----------------------------------------------------------------------------------------------
 
@@ -321,12 +141,6 @@ class RecurrentBody(Drafter):
         embedded, hidden = self.embed(frontier.tokens), self.outputs_of(state, frontier.sources)
         normed = self.draft_rows(state, frontier.first_row, embedded, hidden, frontier.positions, frontier.visible)
         return select(self.logits(normed), frontier, self.ids)
-
-    @property
-    def ids(self) -> Tensor | None:
-        """Target ids [D] of the head's columns; None where they are the target's own."""
-        ids: Tensor | None = self._borrowed["ids"]
-        return ids
 
     def outputs_of(self, state: RecurrentState, rows: Tensor) -> Tensor:
         """What recurs of this round's rows [n, R]: [n, R, h]."""
@@ -381,12 +195,12 @@ class RecurrentBody(Drafter):
     def passes(self, batch: UnrollBatch, count: int, how: Unrolling) -> Iterator[Pass]:
         """The passes of `unroll`, one by one."""
         chains, hidden = self._first_pass(batch, how)
-        tokens = _at(shift_left(batch.tokens, 1), batch.queries)
-        positions = _at(batch.positions, batch.queries)
-        one = Pass(0, tokens, positions, (_causal(batch), None), *self.finish(hidden), chains)
+        tokens = at_rows(shift_left(batch.tokens, 1), batch.queries)
+        positions = at_rows(batch.positions, batch.queries)
+        one = Pass(0, tokens, positions, (causal(batch), None), *self.finish(hidden), chains)
         yield one
         for step in range(1, count):
-            tokens = _at(shift_left(batch.tokens, 1 + step), batch.queries)
+            tokens = at_rows(shift_left(batch.tokens, 1 + step), batch.queries)
             recurs = one.recurs.detach() if how.detached else one.recurs
             one = self._pass(step, tokens, positions + step, _sight(batch, step, how), recurs, chains)
             chains = one.chains
@@ -428,46 +242,23 @@ class RecurrentBody(Drafter):
             residual, x = self.enter(index, embedded, hidden)
             keys = layer.self_attn.keys(x, cos, sin)
             wanted = batch if index == len(self.layers) - 1 else everything  # earlier layers feed the keys of all rows
-            residual, x = _at(residual, wanted.queries), _at(x, wanted.queries)
+            residual, x = at_rows(residual, wanted.queries), at_rows(x, wanted.queries)
             here = rotary(
-                _at(batch.positions, wanted.queries), self.config.head_dim, self.config.rope_theta, hidden.dtype
+                at_rows(batch.positions, wanted.queries), self.config.head_dim, self.config.rope_theta, hidden.dtype
             )
-            hidden = layer.leave(residual, grouped_attention(layer.self_attn.queries(x, *here), *keys, _causal(wanted)))
+            hidden = layer.leave(residual, grouped_attention(layer.self_attn.queries(x, *here), *keys, causal(wanted)))
             chains.append([keys])
         return chains, hidden
 
 
-def _at(x: Tensor, rows: Tensor | None) -> Tensor:
-    """x [n, T, ...] at `rows` [n, Q]; all of it for None."""
-    return x if rows is None else x[torch.arange(len(x), device=x.device)[:, None], rows]
-
-
-def _causal(batch: UnrollBatch) -> Tensor:
-    """Mask [n, Q, T]: a wanted row sees the rows of its document up to itself."""
-    own, at = _own(batch)
-    return own & (torch.arange(batch.tokens.shape[1], device=own.device) <= at[:, :, None])
-
-
-def _own(batch: UnrollBatch) -> tuple[Tensor, Tensor]:
-    """(mask [n, Q, T]: rows of a wanted row's own document; the wanted rows' numbers [n, Q])."""
-    own = _at(batch.documents, batch.queries)
-    row = torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(batch.documents)
-    return own[:, :, None] == batch.documents[:, None, :], row if batch.queries is None else batch.queries
-
-
 def _sight(batch: UnrollBatch, step: int, how: Unrolling) -> tuple[Tensor, Tensor | None]:
     """Which rows of pass 0 a row of pass `step` sees [n, Q, T], and at which its score is 0 (`legacy` only)."""
-    causal = _causal(batch)
+    seen = causal(batch)
     if not how.legacy:
-        return causal, None
-    own, at = _own(batch)
+        return seen, None
+    own, at = own_document(batch)
     beyond = own & (torch.arange(batch.tokens.shape[1], device=own.device) > at[:, :, None] + step)
-    return causal | beyond, beyond
-
-
-def shift_left(x: Tensor, by: int) -> Tensor:
-    """x [n, T] moved `by` rows to the left, zeros filling in at the end."""
-    return functional.pad(x[:, by:], (0, by))
+    return seen | beyond, beyond
 
 
 def chain_attention(

@@ -39,6 +39,8 @@ class DraftTree:
             q (eagle.md 4.4).
     draws   [n, B] int64, or None. `rejection` only: siblings of one number were drawn together, without replacement;
             those of another number from a distribution of their own. None: all siblings were drawn together.
+    hopes   [n, B] float, or None: log of the chance, by a head of the drafter's own, that the path up to here, the node
+            itself included, is accepted
     """
 
     tokens: Tensor
@@ -48,6 +50,7 @@ class DraftTree:
     valid: Tensor
     q: Tensor | None = None
     draws: Tensor | None = None
+    hopes: Tensor | None = None
 
     @property
     def width(self) -> int:
@@ -118,6 +121,7 @@ class Frontier:
               0 (the root's row) is committed context for recurrent drafters, so they skip it.
     valid     [n, W] bool
     extra     int or None   how many rows a wrapper may forward beside these; None: as many as it likes
+    hopes     bool          whether the engine asks for `Offers.hope`
     """
 
     step: int
@@ -129,6 +133,7 @@ class Frontier:
     visible: Tensor
     valid: Tensor
     extra: int | None = None
+    hopes: bool = False
 
     @property
     def width(self) -> int:
@@ -146,6 +151,8 @@ class Offers:
            uses `scores`); `rejection` needs this to be independent of the child's own token
     q      [n, R, V] or None the distribution the children were sampled from (`rejection` only)
     likeliest  whether a row's children are its likeliest tokens, scored by the logs of the chances it gives them
+    hope [n, R] or None      log of the chance, by a head of the drafter's own, that the target's choice below the row's
+                             node is among its children; made without knowing any of them
     merge      what a child counts that rows beyond the frontier's offer again: the "best" of both scores, the "newest",
                or the log of their chances' "mean". Under the last two, a child that is not offered again falls, too
 
@@ -159,6 +166,7 @@ class Offers:
     q: Tensor | None = None
     likeliest: bool = False
     merge: Merge = "best"
+    hope: Tensor | None = None
 
 
 @attrs.define(eq=False)
@@ -201,7 +209,7 @@ class Proposer(Protocol):
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """What wrappers may ask of it: "recurrent", "context_rows"."""
+        """What wrappers and budgets may ask of it: "recurrent", "context_rows", "confidence"."""
         ...
 
     def open(self, target: Target, n: int, capacity: int, depth: int, rows: int) -> DraftState:

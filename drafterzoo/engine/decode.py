@@ -20,8 +20,9 @@ from drafterzoo.budget import Budget
 from drafterzoo.engine.contract import Committed, DraftTree, Proposer, Verdict
 from drafterzoo.engine.faults import blamed
 from drafterzoo.engine.sampling import Coupling, Sampler, Sampling, Selector
+from drafterzoo.engine.schedule import SCHEDULES, Throughput
 from drafterzoo.engine.source import Live, Source
-from drafterzoo.engine.tree import bare_tree, grow, narrowed
+from drafterzoo.engine.tree import bare_tree, grow, narrowed, shortened
 from drafterzoo.errors import DrafterError, UsageError
 from drafterzoo.target.target import Reading, Target
 from drafterzoo.wording import quantity
@@ -80,13 +81,17 @@ class Emission:
 
 @attrs.frozen
 class Settings:
-    """What decoding is asked to do. max_new_tokens is exact; `stops` are token ids that end an answer, as its last."""
+    """What decoding is asked to do. max_new_tokens is exact; `stops` are token ids that end an answer, as its last.
+
+    throughput: what the target's forward costs here, where the budget has a schedule.
+    """
 
     budget: Budget | None
     sampling: Sampling
     max_new_tokens: int
     stops: tuple[int, ...] = ()
     keep_trees: bool = False
+    throughput: Throughput | None = None
 
 
 def check(target: Target, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
@@ -134,6 +139,30 @@ def decode(
     yield from batch.prefill()
     while batch.alive:
         yield from batch.round()
+
+
+def _rates(drafter: Proposer, settings: Settings, most: int, device: torch.device) -> Tensor | None:
+    """The target's forwards per second over up to `most` rows; None without a schedule.
+
+    Raises UsageError where the budget asks for what this drafter cannot say, or nobody has measured.
+    """
+    budget = settings.budget
+    if budget is None or (not budget.c_min and budget.schedule == "none"):
+        return None
+    if "confidence" not in drafter.capabilities:
+        asked = "c_min" if budget.c_min else "schedule"
+        raise UsageError(
+            f"budget: {asked} needs a drafter with a confidence head, and {getattr(drafter, 'spec', drafter)!r} has "
+            f"none; take for example dspark, or p_min instead."
+        )
+    if budget.schedule == "none":
+        return None
+    if settings.throughput is None:
+        raise UsageError(
+            f"budget: schedule={budget.schedule} needs this machine's throughput, which nobody has measured; run "
+            f"`drafterzoo doctor --profile` once."
+        )
+    return settings.throughput.rates(most, device)
 
 
 def _taps_of(drafter: Proposer) -> tuple[int, ...]:
@@ -210,6 +239,7 @@ class Batch:
         if drafter is not None and budget is not None:
             coupling = Coupling.of(getattr(drafter, "coupling", 1.0))
             self.select = Selector(self.sampler, budget.offer, coupling)
+            self.rates = _rates(drafter, settings, n * (1 + self.nodes), self.device)
             # A last round may accept beyond max_new_tokens.
             room = capacity + self.depth + 1
             with blamed(type(drafter), "opening its memory"):
@@ -313,6 +343,9 @@ class Batch:
             tree = grow(self.drafter, self.state, self.settings.budget, self.tokens, self.roots, self.select)
         assert tree.width <= self.nodes, "a tree beyond its budget"
         tree = self._known(tree)
+        schedule = self.settings.budget.schedule
+        if schedule != "none" and tree.hopes is not None and self.rates is not None:
+            tree = shortened(tree, SCHEDULES[schedule](tree.hopes, tree.valid, self.rates))
         # Padding costs time on a CPU; elsewhere the width stays what it is, so that shapes do not depend on the data.
         return tree if self.static else narrowed(tree, int(tree.valid.sum(dim=1).amax()) if tree.width else 0)
 

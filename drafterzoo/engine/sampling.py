@@ -330,6 +330,8 @@ class Selector:
     def __call__(self, logits: Tensor, frontier: Frontier, vocabulary: Tensor | None = None) -> Offers:
         """Offers of the frontier's rows from logits [n, R, D]; vocabulary [D] gives the target ids of the columns.
 
+        One row of logits [n, 1, D] stands for all of a frontier whose rows lie at one position: that of a block
+        drafter, whose logits do not depend on the node.
         At temperature 0, and with coupled=False, the likeliest by q, scored by log q. With coupling, the best by the
         score of `Coupling` at the child's position. In `rejection`, a sample from q without replacement.
         """
@@ -340,9 +342,11 @@ class Selector:
             return self._sampled(log_q, frontier, vocabulary, count)
         ranks = log_q
         if self.sampler.book is not None and sampling.coupled:
-            ranks = self.coupled(log_q, frontier.positions + 1, vocabulary)
+            ranks = self.coupled(log_q, frontier.positions[:, : log_q.shape[1]] + 1, vocabulary)
         scores, columns = ranks.topk(count, dim=-1)
-        return Offers(frontier.nodes, _ids(columns, vocabulary), scores.clamp(max=0.0), likeliest=sampling.greedy)
+        tokens, scores = _ids(columns, vocabulary), scores.clamp(max=0.0)
+        rows = (-1, frontier.nodes.shape[1], -1)
+        return Offers(frontier.nodes, tokens.expand(*rows), scores.expand(*rows), likeliest=sampling.greedy)
 
     def coupled(self, log_q: Tensor, positions: Tensor, vocabulary: Tensor | None) -> Tensor:
         """Log of the estimated chance [n, R, D] that each token is the target's choice at open positions [n, R]."""
@@ -356,17 +360,18 @@ class Selector:
         `keep` is the log of the mass that was left before each draw: it knows earlier siblings and nothing of the child
         itself, so whether a slot is verified cannot depend on the token in it.
         """
-        noise = self.sampler.proposal_noise(frontier.first_row, log_q.shape[1], log_q.shape[2])
+        rows = frontier.nodes.shape[1]
+        noise = self.sampler.proposal_noise(frontier.first_row, rows, log_q.shape[2])
         columns = (log_q + noise).topk(count, dim=-1).indices
-        scores = log_q.gather(-1, columns)
+        scores = log_q.expand_as(noise).gather(-1, columns)
         q = log_q.exp()
-        drawn = q.gather(-1, columns).cumsum(-1)
+        drawn = q.expand_as(noise).gather(-1, columns).cumsum(-1)
         left = 1.0 - torch.cat((torch.zeros_like(drawn[..., :1]), drawn[..., :-1]), dim=-1)
         keep = left.clamp(min=1e-30).log().masked_fill(scores == -math.inf, -math.inf)
         if vocabulary is not None:
             full = torch.zeros(*q.shape[:-1], self.sampler.vocab_size, dtype=q.dtype, device=q.device)
             q = full.index_copy_(-1, vocabulary, q)
-        return Offers(frontier.nodes, _ids(columns, vocabulary), scores.clamp(max=0.0), keep, q)
+        return Offers(frontier.nodes, _ids(columns, vocabulary), scores.clamp(max=0.0), keep, q.expand(-1, rows, -1))
 
 
 def _ids(columns: Tensor, vocabulary: Tensor | None) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -32,6 +33,7 @@ def grow(
     width = budget.grow + budget.advance
     rows = drafter.rows_per_round(budget.depth, width)
     growth = Growth(tokens, positions, 1 + rows, budget.p_min, budget.reconsider or None)
+    growth.ask_for_hopes(budget.c_min, budget.schedule != "none")
     levels = allocation(budget)
     own = rows <= (budget.depth - 1) * width and not budget.advance
     looks = budget.p_min > 0 and tokens.device.type == "cpu" and own
@@ -80,6 +82,8 @@ class Growth:
     ) -> None:
         self.extra = extra  # rows that a wrapper may forward beside a frontier's; None: as many as it likes
         self.floor = math.log(p_min) if p_min else -math.inf  # of the path of a node that may grow
+        self.asks, self.least_hope = False, -math.inf
+        self.hopes: Tensor | None = None  # [n, 1+N]: log of the chance that the path up to a node is accepted
         n, zeros = len(tokens), torch.zeros_like(tokens)[:, None]
         self.positions = positions
         self.tokens, self.parents, self.depths = tokens[:, None], zeros, zeros
@@ -93,6 +97,11 @@ class Growth:
         # _seen[:, r]: the rows that row r attends.
         self._seen = torch.zeros(n, rows, rows, dtype=torch.bool, device=tokens.device)
         self._q: list[Tensor] = []
+
+    def ask_for_hopes(self, c_min: float, scheduled: bool) -> None:
+        """Have drafters say what they hope for; below a row that hopes for less than c_min nothing is offered."""
+        self.asks = c_min > 0 or scheduled
+        self.least_hope = math.log(c_min) if c_min else -math.inf
 
     def frontier(self, step: int, width: int, narrow: bool = False, advance: int = 0) -> Frontier:
         """The root in step 0; then the `width` best of the newest offers, ties to the one offered first.
@@ -126,6 +135,7 @@ class Growth:
             visible=self._visible(chosen, first, width),
             valid=valid,
             extra=self.extra,
+            hopes=self.asks,
         )
 
     def _advanced(self, left: Tensor, paths: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -161,13 +171,17 @@ class Growth:
         parents = (offers.nodes + 1)[..., None].expand(n, rows, k).flatten(1)
         sources = torch.arange(self._forwarded, self._forwarded + rows, device=parents.device)
         scores = offers.scores.flatten(1).clamp(max=0.0)  # never above the parent: ancestors rank first
+        if offers.hope is not None:
+            scores = scores.masked_fill((offers.hope < self.least_hope).repeat_interleave(k, dim=1), -math.inf)
+            self._add_hopes(offers.hope, parents, k)
         if rows > self._grown and offers.keep is None:
             scores = self._merged(offers.tokens.flatten(1), parents, scores, self._grown * k, offers.merge)
         above = self.fertile.gather(1, parents)
         paths = _no_nan(above + scores)
         ranks = paths
         if offers.keep is not None:
-            ranks = _only_best(_no_nan(above + offers.keep.flatten(1)), slots)
+            keep = offers.keep.flatten(1).masked_fill(scores == -math.inf, -math.inf)
+            ranks = _only_best(_no_nan(above + keep), slots)
         if offers.q is not None:
             # row by row, those left out too
             self._q += [offers.q, offers.q.new_zeros(n, self._skipped, offers.q.shape[2])]
@@ -182,6 +196,11 @@ class Growth:
         self.fertile = torch.cat((self.fertile, paths.masked_fill(barren, -math.inf)), dim=1)
         self._forwarded += rows + self._skipped  # so a row's number, and its noise, does not depend on the batch
         self._newest, self._full = rows * k, (rows + self._skipped) * k
+
+    def _add_hopes(self, hope: Tensor, parents: Tensor, k: int) -> None:
+        """Of a step's candidates: what their row hopes [n, R] for all its k children, on top of its own path's."""
+        before = torch.zeros_like(self.paths) if self.hopes is None else self.hopes
+        self.hopes = torch.cat((before, before.gather(1, parents) + hope.repeat_interleave(k, dim=1)), dim=1)
 
     def _merged(self, tokens: Tensor, parents: Tensor, scores: Tensor, first: int, merge: Merge) -> Tensor:
         """The scores [n, C] without those offers from column `first` on whose token is their parent's child already.
@@ -227,6 +246,7 @@ class Growth:
             depths=torch.where(valid, self.depths.gather(1, kept), 1),
             scores=self.paths.gather(1, kept).masked_fill(~valid, -math.inf),
             valid=valid,
+            hopes=None if self.hopes is None else self.hopes.gather(1, kept),
             **(self._drawn(kept) if self._q else {}),
         )
 
@@ -272,6 +292,20 @@ def narrowed(tree: DraftTree, width: int) -> DraftTree:
         valid=tree.valid[:, :width],
         q=None if tree.q is None else tree.q[:, :width],
         draws=None if tree.draws is None else tree.draws[:, :width],
+        hopes=None if tree.hopes is None else tree.hopes[:, :width],
+    )
+
+
+def shortened(tree: DraftTree, lengths: Tensor) -> DraftTree:
+    """A chain cut to its first `lengths` [n] nodes."""
+    valid = tree.valid & (torch.arange(tree.width, device=lengths.device) < lengths[:, None])
+    return attrs.evolve(
+        tree,
+        tokens=torch.where(valid, tree.tokens, 0),
+        parents=torch.where(valid, tree.parents, 0),
+        depths=torch.where(valid, tree.depths, 1),
+        scores=tree.scores.masked_fill(~valid, -math.inf),
+        valid=valid,
     )
 
 

@@ -82,7 +82,7 @@ def rejection(logits: Tensor, tree: DraftTree, sampler: Sampler, depth: int) -> 
     node = accepted = path[:, 0]
     candidate = first[:, 0]
     p = process(logits[:, 0], sampler.sampling).exp()
-    q = None if tree.q is None else _drawn_from(tree, candidate).to(p.dtype)
+    q = None if tree.q is None or not width else _drawn_from(tree, candidate).to(p.dtype)  # nothing may be drafted
     tested, chances = [], []
     for test in range(width):
         if logits.device.type == "cpu" and not bool((candidate > 0).any()):

@@ -36,6 +36,7 @@ from drafterzoo.evaluation.summary import PLAIN, Difference, differences, summar
 from drafterzoo.evaluation.tables import markdown, rich_tables, short_budget
 from drafterzoo.progress import Bar, console, progress
 from drafterzoo.target.target import Target
+from drafterzoo.throughput import kept
 from drafterzoo.wording import quantity
 
 if TYPE_CHECKING:
@@ -208,7 +209,14 @@ def decode(
     A prompt's number keys its noise, so batches of any size draw the same. Seconds are the wall clock's, shared
     equally.
     """
-    asked = engine.Settings(cell.budget, settings.sampling, settings.max_new_tokens, target.eos_token_ids)
+    scheduled = cell.budget is not None and cell.budget.schedule != "none"
+    asked = engine.Settings(
+        cell.budget,
+        settings.sampling,
+        settings.max_new_tokens,
+        target.eos_token_ids,
+        throughput=kept(target) if scheduled else None,
+    )
     tokens: list[list[int]] = [[] for _ in prompts]
     rounds: list[list[engine.Round]] = [[] for _ in prompts]
     started = time.perf_counter()

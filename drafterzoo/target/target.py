@@ -243,6 +243,18 @@ class Target:
             )
         return Reading(None, self._features(seen, taps, tokens), seen[last], tokens, positions, valid)
 
+    @torch.no_grad()
+    def read_rows(self, tokens: Tensor, positions: Tensor, allowed: Tensor, taps: Sequence[int]) -> Tensor:
+        """Features [n, R, T*H] of rows that attend each other as `allowed` [n, R, R] says, in one forward, no cache.
+
+        tokens, positions [n, R] int64: a text and branches off it, for example, each row at its place in the text.
+        """
+        self._decoder.check(taps, self.name)
+        mask = self._cache_layout().masks(allowed, positions, positions[:, None])
+        with self._decoder.capture(taps) as seen:
+            self._decoder.trunk(input_ids=tokens, position_ids=positions, attention_mask=mask, use_cache=False)
+        return self._features(seen, taps, tokens)
+
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of final-normed states [..., H], by the model's own head, soft-cap and scaling included.
 
@@ -264,6 +276,15 @@ class Target:
         """The output head's weight [V, H] or its given rows [R, H], dense also where the head is packed."""
         weight = self._dense_head()
         return weight if rows is None else weight[rows.to(weight.device)]
+
+    def layer_weights(self, index: int) -> dict[str, Tensor]:
+        """The tensors of decoder layer `index` by their names within it, dense also where they are packed."""
+        layer = self._decoder.layers[index]
+        weights = dict(layer.state_dict())
+        for name, module in layer.named_modules():
+            if isinstance(module, PackedLinear):
+                weights[f"{name}.weight"] = module.to_dense()
+        return weights
 
     def _dense_head(self) -> Tensor:
         if not isinstance(self._output, PackedLinear):

@@ -32,8 +32,11 @@ def packs(lengths: Sequence[int], indices: Sequence[int], limit: int, seed: int,
     return steps
 
 
-def pack(documents: Sequence[Document]) -> TrainingBatch:
-    """Lay documents side by side into a batch of one row; its queries are the rows whose root is in the response."""
+def pack(documents: Sequence[Document], anchors: int = 0, generator: torch.Generator | None = None) -> TrainingBatch:
+    """Lay documents side by side into a batch of one row; its queries are the rows whose root is in the response.
+
+    anchors: only so many of them in each document, drawn by the generator; 0: all.
+    """
     positions = torch.cat([torch.arange(len(d.tokens)) for d in documents])
     owner = torch.cat([torch.full((len(d.tokens),), i) for i, d in enumerate(documents)])
     answer = torch.cat([torch.arange(len(d.tokens)) >= d.prompt for d in documents])
@@ -41,7 +44,7 @@ def pack(documents: Sequence[Document]) -> TrainingBatch:
         [len(d.tokens) for d in documents]
     )
     queries = [
-        start + torch.arange(max(d.prompt - 1, 0), len(d.tokens) - 2)
+        start + _drawn(torch.arange(max(d.prompt - 1, 0), len(d.tokens) - 2), anchors, generator)
         for start, d in zip(starts, documents, strict=True)
     ]
     return TrainingBatch(
@@ -55,3 +58,10 @@ def pack(documents: Sequence[Document]) -> TrainingBatch:
         argmax=torch.cat([d.argmax for d in documents])[None],
         lse=torch.cat([d.lse for d in documents])[None],
     )
+
+
+def _drawn(rows: torch.Tensor, count: int, generator: torch.Generator | None) -> torch.Tensor:
+    """`count` of the rows in their order, or all of them."""
+    if not 0 < count < len(rows):
+        return rows
+    return rows[torch.randperm(len(rows), generator=generator)[:count].sort().values]

@@ -42,7 +42,7 @@ class Teacher:
         """
         logits = hidden @ head.T
         if renormalise:
-            parts = logits.split(_rows_at_once(hidden, head, CHUNK_BYTES))
+            parts = logits.split(chunk_rows(hidden, head, CHUNK_BYTES))
             norm = torch.cat([lse.new_zeros(0), *(part.to(lse.dtype).logsumexp(-1) for part in parts)])
         else:
             norm = lse
@@ -114,7 +114,7 @@ class _SoftCrossEntropy(Function):
 def row_losses(hidden: Tensor, head: Tensor, teacher: Teacher, *, chunk_bytes: int = CHUNK_BYTES) -> Tensor:
     """CE(p, q) of every row [R], without any weight; no gradients. Arguments as below."""
     losses = [hidden.new_zeros(0, dtype=teacher.norm.dtype)]
-    rows_at_once = _rows_at_once(hidden, head, chunk_bytes)
+    rows_at_once = chunk_rows(hidden, head, chunk_bytes)
     for start in range(0, len(hidden), rows_at_once):
         rows = slice(start, start + rows_at_once)
         log_q = (hidden[rows] @ head.T).to(teacher.norm.dtype).log_softmax(-1)
@@ -122,7 +122,7 @@ def row_losses(hidden: Tensor, head: Tensor, teacher: Teacher, *, chunk_bytes: i
     return torch.cat(losses)
 
 
-def _rows_at_once(hidden: Tensor, head: Tensor, chunk_bytes: int) -> int:
+def chunk_rows(hidden: Tensor, head: Tensor, chunk_bytes: int) -> int:
     return max(1, chunk_bytes // (head.shape[0] * hidden.element_size() * 4))
 
 
@@ -135,5 +135,5 @@ def soft_cross_entropy(
     sure [R]: the drafter's chance of its own). Gradients reach hidden, and head when it is trained. Under autocast the
     heads are best given in its dtype, or each chunk casts them anew; sums and softmaxes are in the dtype of weight.
     """
-    rows_at_once = _rows_at_once(hidden, head, chunk_bytes)
+    rows_at_once = chunk_rows(hidden, head, chunk_bytes)
     return _SoftCrossEntropy.apply(hidden, head, weight, teacher, rows_at_once)

@@ -107,6 +107,7 @@ class DataSection:
     precision: of the products of matrices when the target is read for its features; "bfloat16" (autocast) is faster.
     documents: train on so many of the rollouts, evenly over the file; default: on all.
     max_length: longer documents are cut. pack: rows a step may hold (documents are packed, never split).
+    anchors: of each document, so many places are trained on in an epoch, drawn anew in every one; 0: all of them.
     """
 
     rollouts: str
@@ -116,6 +117,7 @@ class DataSection:
     documents: int | None = attrs.field(default=None, validator=attrs.validators.optional(positive))
     max_length: int = attrs.field(default=2048, validator=positive)
     pack: int = attrs.field(default=320, validator=positive)
+    anchors: int = attrs.field(default=0, validator=_between(0, 10**6))
 
 
 @attrs.frozen
@@ -146,6 +148,7 @@ class InitSection:
     these rollouts; only with a borrowed head, whose rows are the target's whatever ids are chosen.
     layers: "more" lets [drafter] num_layers be more than the checkpoint's; the new ones change nothing at first.
     fc: "ridge" solves fc in closed form so that the untrained drafter already predicts the next final hidden state.
+    target_layers: a block drafter's layers begin as copies of these of the target's, one each.
     """
 
     from_checkpoint: str | None = None
@@ -153,8 +156,11 @@ class InitSection:
     layers: Literal["kept", "more"] = "kept"
     fc: Literal["random", "ridge"] = "random"
     ridge_rows: int = attrs.field(default=100000, validator=positive)
+    target_layers: tuple[int, ...] = ()
 
     def __attrs_post_init__(self) -> None:
+        if self.target_layers and self.from_checkpoint:
+            raise UsageError("target_layers are given, but from_checkpoint brings its own layers; give one of the two.")
         if self.from_checkpoint and self.fc != "random":
             raise UsageError(f"fc is {self.fc!r}, but from_checkpoint brings its own fc; give one of the two.")
         if self.layers == "more" and not self.from_checkpoint:

@@ -25,6 +25,8 @@ from drafterzoo.catalogue import check_fingerprint, check_names, checkpoint_fold
 from drafterzoo.composition import innermost, restore, wrap, wrap_as
 from drafterzoo.disk import check_file, check_folder
 from drafterzoo.drafters.base import Drafter
+from drafterzoo.drafters.block_body import BlockBody
+from drafterzoo.drafters.headed import HeadedDrafter
 from drafterzoo.drafters.recurrent import RecurrentBody
 from drafterzoo.engine.coupling import collect, fit
 from drafterzoo.engine.sampling import Sampling
@@ -38,11 +40,19 @@ from drafterzoo.threads import with_threads
 from drafterzoo.training.beginning import WEIGHTLESS, check_wrappers, made_with
 from drafterzoo.training.features import ANOTHER, FeatureCache, OnlineFeatures, open_cache
 from drafterzoo.training.generating import ANOTHER_ENTRY, ensure_rollouts
+from drafterzoo.training.inherit import begin_as_layers
 from drafterzoo.training.kept import read_kept
 from drafterzoo.training.objectives.base import Objective
+from drafterzoo.training.objectives.carryover import Carrying
+from drafterzoo.training.objectives.ce import CrossEntropy
+from drafterzoo.training.objectives.dspark import ThreeParts
+from drafterzoo.training.objectives.e2e_tv import EndToEnd
 from drafterzoo.training.objectives.hass import Hass
+from drafterzoo.training.objectives.kl import Divergence
+from drafterzoo.training.objectives.lk import Hybrid
 from drafterzoo.training.objectives.pr import Reconsidering
 from drafterzoo.training.objectives.ttt import TTT
+from drafterzoo.training.objectives.tv import TotalVariation
 from drafterzoo.training.recipe import Recipe, build_recipe, kept_recipe, read_recipe
 from drafterzoo.training.ridge import ridge_start
 from drafterzoo.training.rollouts import OR_GENERATE, Rollouts, expand_path, read_rollouts, thinned
@@ -50,12 +60,15 @@ from drafterzoo.training.state import STATE
 from drafterzoo.training.trainer import Say, Trainer
 from drafterzoo.training.vocabulary import coverage, frequent_ids
 from drafterzoo.wording import quantity, verb
+from drafterzoo.wrappers.carryover import Carryover
 from drafterzoo.wrappers.pr import Reconsideration
 
 ANOTHER_CACHE = f"free some space, or {ANOTHER}"
 FINISHED = "summary.json"  # written last of all
 COUPLING_TOKENS = 32  # of each answer the coupled score is fitted on: many prompts say more than long answers
-OBJECTIVES: dict[str, type[Objective]] = {"ttt": TTT, "hass": Hass}
+OBJECTIVES: dict[str, type[Objective]] = {
+    kind.called: kind for kind in (TTT, Hass, CrossEntropy, Divergence, TotalVariation, Hybrid, EndToEnd, ThreeParts)
+}
 
 
 @attrs.frozen
@@ -331,8 +344,10 @@ def _check_unnamed(given: dict[str, Any]) -> None:
             )
 
 
-def extended(objective: Objective, drafter: Drafter) -> Objective | Reconsidering:
+def extended(objective: Objective, drafter: Drafter) -> Objective | Reconsidering | Carrying:
     """The objective with what the drafter's wrappers add to it."""
+    if isinstance(drafter, Carryover):
+        return Carrying(objective)
     return Reconsidering(objective) if isinstance(drafter, Reconsideration) else objective
 
 
@@ -367,7 +382,7 @@ def build_drafter(recipe: Recipe, target: Target, rollouts: Rollouts, begun: Pat
         drafter = cls.create(target, **options)
     else:
         drafter = _continued(recipe, cls, options, target, begun, starts=starts)
-    if anew and isinstance(drafter, RecurrentBody) and drafter.vocabulary is not None:
+    if anew and isinstance(drafter, HeadedDrafter) and drafter.vocabulary is not None:
         answers = [rollouts.rows[i].response_ids for i in rollouts.split("train")]
         drafter.set_vocabulary(
             frequent_ids(answers, drafter.config.draft_vocab_size, target.vocab_size, target.eos_token_ids)
@@ -431,7 +446,7 @@ def _deepened(drafter: Drafter, layers: int) -> Drafter:
         if key not in kept and key.rpartition(".")[0].endswith(("o_proj", "down_proj"))
     }
     other.load_state_dict({**other.state_dict(), **silent, **kept})
-    if isinstance(other, RecurrentBody):
+    if isinstance(other, HeadedDrafter):
         other.borrow()  # the rows of the target's head that the vocabulary now names
     other.spec, other.training_record = drafter.spec, drafter.training_record
     return other
@@ -459,6 +474,14 @@ def open_features(
 
 def start(recipe: Recipe, drafter: Drafter, trainer: Trainer) -> None:
     """Give a fresh run its first weights, where the drafter does not have them from a checkpoint."""
+    if recipe.init.target_layers:
+        bare = innermost(drafter)
+        if not isinstance(bare, BlockBody):
+            raise UsageError(
+                f"recipe [init]: target_layers is for block drafters, whose layers are like a target's, and "
+                f"{drafter.spec} is none; leave it out."
+            )
+        begin_as_layers(bare, recipe.init.target_layers)
     if recipe.init.fc == "ridge":
         bare = innermost(drafter)
         if not isinstance(bare, RecurrentBody):

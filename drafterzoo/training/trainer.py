@@ -39,6 +39,7 @@ from drafterzoo.training.batches import pack, packs
 from drafterzoo.training.features import FeatureCache, OnlineFeatures
 from drafterzoo.training.kept import read_kept
 from drafterzoo.training.objectives.base import Objective, PassNotes, TeacherHead
+from drafterzoo.training.objectives.carryover import Carrying
 from drafterzoo.training.objectives.pr import Reconsidering
 from drafterzoo.training.recipe import OptimizerSection, Recipe, kept_recipe
 from drafterzoo.training.rollouts import Rollouts
@@ -123,7 +124,7 @@ class Trainer:
         self,
         recipe: Recipe,
         drafter: Drafter,
-        objective: Objective | Reconsidering,
+        objective: Objective | Reconsidering | Carrying,
         rollouts: Rollouts,
         source: FeatureCache | OnlineFeatures,
         folder: Path,
@@ -232,7 +233,8 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(optimizer, self.step, total)
         passes = self.objective.draw_passes(self.step / total, self.generator)
-        batch = pack([self.source.document(i) for i in indices]).to(self.drafter.target.device)
+        documents = [self.source.document(i) for i in indices]
+        batch = pack(documents, self.recipe.data.anchors, self.generator).to(self.drafter.target.device)
         self.drafter.train()
         with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=self.recipe.run.precision == "bfloat16"):
             loss, notes = self.objective.loss(self.drafter, batch, passes, teacher_head)

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from drafterzoo.target.target import Target
 
 
+LACKS = {  # what is said of a base that has not a capability
+    "recurrent": "is not recurrent",
+    "context_rows": "takes no context rows of one round alone",
+}
+
+
 class Wrapper(Drafter):
     """A drafter that holds another and passes everything on; a subclass overrides what it changes.
 
@@ -34,6 +40,7 @@ class Wrapper(Drafter):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
+    example: ClassVar[str] = "eagle3.1"  # a drafter that it goes around
 
     def __init__(self, base: Drafter, config: object) -> None:
         self.check_base(base.spec, base.capabilities, [getattr(part, "name", "") for part in parts_of(base)])
@@ -50,8 +57,8 @@ class Wrapper(Drafter):
         missing = cls.needs - capabilities - {REJECTED_ROWS}
         if missing:
             raise UsageError(
-                f"{cls.name!r} cannot wrap {spec!r}, which is not {' and '.join(sorted(missing))}; "
-                f"`drafterzoo show {cls.name}` says what it goes around, as in 'eagle3.1+{cls.name}'."
+                f"{cls.name!r} cannot wrap {spec!r}, which {' and '.join(LACKS.get(m, m) for m in sorted(missing))}; "
+                f"`drafterzoo show {cls.name}` says what it goes around, as in '{cls.example}+{cls.name}'."
             )
         if cls.name in names:
             raise UsageError(f"{cls.name!r} cannot wrap {spec!r}, which has it already; name a wrapper once.")
@@ -64,7 +71,7 @@ class Wrapper(Drafter):
 
     @classmethod
     def create(cls, target: Target, **options: Any) -> Self:
-        raise UsageError(f"{cls.name!r} is a wrapper and stands behind a drafter, as in 'eagle3.1+{cls.name}'.")
+        raise UsageError(f"{cls.name!r} is a wrapper and stands behind a drafter, as in '{cls.example}+{cls.name}'.")
 
     @classmethod
     def around(cls, base: Drafter, saved: checkpoint.Native) -> Self:
@@ -140,3 +147,7 @@ class Wrapper(Drafter):
 
     def head_matrix(self) -> Tensor:
         return self.base.head_matrix()
+
+    @property
+    def head_trained_from(self) -> int:
+        return self.base.head_trained_from

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from drafterzoo.drafters.base import Drafter, UnrollBatch, Unrolling
+from drafterzoo.drafters.rows import row_numbers
 from drafterzoo.errors import UsageError
 from drafterzoo.training.chunked import Teacher
 
@@ -258,9 +259,3 @@ def supervised(batch: TrainingBatch, step: int) -> tuple[Tensor, Tensor]:
     ok = batch.answer[number, root] & batch.answer[number, label] & (own == batch.documents[number, label]) & (own >= 0)
     rows, columns = (ok & (at + ahead <= last)).nonzero(as_tuple=True)
     return rows, columns
-
-
-def row_numbers(batch: UnrollBatch) -> Tensor:
-    """Row numbers t [n, Q] of what `unroll` returns."""
-    everything = torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(batch.tokens)
-    return everything if batch.queries is None else batch.queries
