@@ -8,6 +8,8 @@ visited from the likeliest to be reached on, and the search ends at the first th
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import attrs
 import torch
 from torch import Tensor
@@ -27,7 +29,7 @@ class Throughput:
     seconds: tuple[float, ...]
 
     def __attrs_post_init__(self) -> None:
-        ascending = all(a < b for a, b in zip(self.rows, self.rows[1:], strict=False))
+        ascending = all(a < b for a, b in pairwise(self.rows))
         if len(self.rows) < 2 or len(self.rows) != len(self.seconds) or not ascending or self.rows[0] < 1:
             raise UsageError(
                 f"throughput: rows={list(self.rows)} and {len(self.seconds)} times, expected two or more ascending "

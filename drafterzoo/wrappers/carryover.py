@@ -117,7 +117,7 @@ class Carryover(Wrapper):
     def marked(self, features: Tensor, positions: Tensor, valid: Tensor) -> Carried:
         """Rejected rows [n, C] of the target's taps, verified at `positions`, as the drafter reads them."""
         later = self.config.positions == "next"
-        mark = self.mark.to(features.dtype) if features.dtype != self.mark.dtype else self.mark
+        mark = self.mark.to(features.dtype)
         if self.config.embedding == "taps":
             return Carried(features + mark, positions + later, valid)
         return Carried(features, positions + later, valid, mark)

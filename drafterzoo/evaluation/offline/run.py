@@ -159,7 +159,8 @@ def _budgets(given: Any, drafters: Sequence[Drafter], rule: Rule) -> list[Budget
     found = budgets_of("evaluate", given, own)
     for budget in found:
         if rule == "rejection" and budget != Budget.chain(budget.nodes):
-            what = "is a tree" if not budget.is_chain else "ends its drafts early" if budget.p_min else "drafts deeper"
+            early = "ends its drafts early" if budget.ends_early else "drafts deeper"
+            what = early if budget.is_chain else "is a tree"
             raise UsageError(
                 f"evaluate: rule 'rejection' counts the rounds of chains of one length, and {budget.brief} {what}; "
                 f"give chain:4, or the rule 'match'."
