@@ -36,13 +36,13 @@ class Serial(Reconsideration):
     """Parallel Reconsideration without its parallel: the second passes get a forward of block and head of their own."""
 
     def logits_of_rows(self, state: PrState, rows: Frontier, width: int, embedded: Tensor, hidden: Tensor) -> Tensor:
-        first = rows.first_row
         parts = []
         for start, stop in ((0, width), (width, rows.width)):
-            seen = rows.visible[:, start:stop, : first + stop]
             of = (embedded[:, start:stop], hidden[:, start:stop], rows.positions[:, start:stop])
-            parts.append(self.base.draft_rows(state.base, first + start, *of, seen))
-        parts[1] = self.settled(state, first + width, hidden[:, width:], parts[1])
+            first, settle = rows.first_row + start, self.settling(width - start, hidden[:, start:stop])
+            seen = rows.visible[:, start:stop, : rows.first_row + stop]
+            if stop > start:
+                parts.append(self.base.draft_rows(state.base, first, *of, seen, settle))
         return torch.cat([self.base.logits(part) for part in parts], dim=1)
 
 
@@ -57,6 +57,9 @@ def three(address: str | None, target: str | None, options: dict[str, Any]) -> d
         raise SystemExit(f"coforward: {base.spec} is no recurrent drafter, and pr cannot be around it.")
     config = Reconsideration.default_config(base.target, **options) if config is None or options else config
     both = (Reconsideration(base, config), Serial(base, config))
+    for one in both:
+        if base.packed is not None:
+            one.pack()
     return {"bare": base, "co-forwarded": both[0].eval(), "serial": both[1].eval()}
 
 

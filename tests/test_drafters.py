@@ -190,7 +190,7 @@ def test_save_load_save_is_byte_equal(name: str, stored: torch.dtype, tmp_path: 
         assert torch.equal(again.vocabulary, drafter.vocabulary)
 
 
-@pytest.mark.parametrize(("packed_dtype", "near"), [("float32", 1e-5), ("bfloat16", 0.1), ("int8", 0.1)])
+@pytest.mark.parametrize(("packed_dtype", "near"), [("float32", 1e-5), ("bfloat16", 0.1), ("float16", 1e-2)])
 def test_packed_layers_draft_and_save_the_same(tmp_path: Path, packed_dtype: str, near: float) -> None:
     if not packing_works(getattr(torch, packed_dtype)):
         pytest.skip(f"this build of torch cannot pack linear layers in {packed_dtype}")
@@ -211,15 +211,15 @@ def test_packed_layers_draft_and_save_the_same(tmp_path: Path, packed_dtype: str
 
 
 @pytest.mark.parametrize(
-    ("native", "kernel", "chosen"), [(True, True, "bfloat16"), (False, True, "int8"), (False, False, "float32")]
+    ("native", "kernel", "chosen"), [(True, True, "bfloat16"), (False, True, "float16"), (False, False, "float32")]
 )
 def test_packed_layers_multiply_in_what_is_quickest_here(
     monkeypatch: pytest.MonkeyPatch, native: bool, kernel: bool, chosen: str
 ) -> None:
-    if not packing_works(torch.bfloat16) or not packing_works(torch.int8):
-        pytest.skip("this build of torch packs no bfloat16 or int8")
+    if not packing_works(torch.bfloat16) or not packing_works(torch.float16):
+        pytest.skip("this build of torch packs no bfloat16 or float16")
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: native, raising=False)
-    monkeypatch.setattr("drafterzoo.target.packed.packing_works", lambda dtype: kernel or dtype != torch.int8)
+    monkeypatch.setattr("drafterzoo.target.packed.packing_works", lambda dtype: kernel or dtype != torch.float16)
     drafter = random_drafter({"head": "borrowed"})
     assert drafter.packed is None
     drafter.pack()

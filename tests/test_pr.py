@@ -244,10 +244,10 @@ def offers(nodes: list[int], tokens: list[list[int]], chances: list[list[float]]
 )
 def test_what_two_passes_say_of_a_child_is_merged(merge: str, children: dict[int, float]) -> None:
     """3 is not offered again: no likelier than the least that is. Who was not thought over keeps what it has."""
-    growth = Growth(torch.tensor([9]), torch.tensor([0]), rows=16)
-    growth.frontier(0, 2)
+    growth = Growth(torch.tensor([9]), torch.tensor([0]), 16, Budget(12, 3, 2, 3))
+    growth.frontier(0)
     growth.add(offers([-1], [[1, 2, 3]], [[0.5, 0.2, 0.1]]), 8)
-    growth.frontier(1, 2)
+    growth.frontier(1)
     second = offers(
         [0, 1, -1, -1], [[5, 6, 7]] * 2 + [[2, 1, 4], [3, 8, 9]], [[0.5, 0.3, 0.1]] * 2 + [[0.4, 0.3, 0.2]] * 2
     )
@@ -262,10 +262,10 @@ def test_what_two_passes_say_of_a_child_is_merged(merge: str, children: dict[int
 
 
 def test_a_refined_offer_joins_its_siblings_or_betters_them() -> None:
-    growth = Growth(torch.tensor([9]), torch.tensor([0]), rows=16)
-    growth.frontier(0, 2)
+    growth = Growth(torch.tensor([9]), torch.tensor([0]), 16, Budget(12, 3, 2, 3))
+    growth.frontier(0)
     growth.add(offers([-1], [[1, 2, 3]], [[0.5, 0.2, 0.1]]), 8)
-    assert growth.frontier(1, 2).nodes.tolist() == [[0, 1]]
+    assert growth.frontier(1).nodes.tolist() == [[0, 1]]
     # the root, thought over: 2 is likelier than it was, 1 less, and 4 is new; the children of 1 and 2 came with them
     growth.add(
         offers([0, 1, -1], [[5, 6, 7], [5, 6, 7], [2, 1, 4]], [[0.5, 0.3, 0.1], [0.5, 0.3, 0.1], [0.4, 0.3, 0.2]]), 8
@@ -277,7 +277,8 @@ def test_a_refined_offer_joins_its_siblings_or_betters_them() -> None:
     below = {nodes[parent - 1][0]: chance for token, chance, parent in nodes if parent and token == 5}
     assert below == pytest.approx({1: 0.25, 2: 0.2}), "what hangs below a better score is better, too"
     assert int(tree.valid.sum()) == 4 + 6
-    frontier = growth.frontier(2, 9)
+    growth.budget = Budget(24, 3, 9, 3)
+    frontier = growth.frontier(2)
     new = frontier.tokens[0].tolist().index(4)
     assert frontier.sources[0, new] == 3 and frontier.valid[0, new], "it grows on from the second pass's output"
     seen = frontier.visible[0, new].nonzero().flatten().tolist()
@@ -489,14 +490,14 @@ def test_a_bare_drafter_is_what_it_was(target: Target) -> None:
 
 
 def test_to_advance_is_to_forward_the_best_child_left_of_other_nodes() -> None:
-    growth = Growth(torch.tensor([9]), torch.tensor([0]), rows=16)
-    growth.frontier(0, 2)
+    growth = Growth(torch.tensor([9]), torch.tensor([0]), 16, Budget(12, 3, 2, 3, advance=2))
+    growth.frontier(0)
     growth.add(offers([-1], [[1, 2, 3]], [[0.5, 0.3, 0.2]]), 8)
-    first = growth.frontier(1, 2, advance=2)
+    first = growth.frontier(1)
     assert first.tokens.tolist() == [[1, 2, 3]], "one more of one parent is all there is"
     growth.add(offers([0, 1, 2], [[11, 12], [21, 22], [31, 32]], [[0.6, 0.3], [0.9, 0.05], [0.5, 0.4]]), 8)
     # paths: 11 0.30, 21 0.27, 12 0.15, 31 0.10, 32 0.08, 22 0.015
-    then = growth.frontier(2, 2, advance=2)
+    then = growth.frontier(2)
     assert then.tokens.tolist() == [[11, 21, 12, 31]] and then.valid.all()
 
 

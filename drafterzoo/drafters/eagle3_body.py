@@ -52,7 +52,7 @@ class Eagle3Config:
     head: Literal["own", "borrowed"] = "own"
     embedding: Literal["own", "borrowed"] = "borrowed"
     coupling: tuple[float, float] = attrs.field(default=(1.0, 1.0), metadata=LATER)
-    packed_dtype: Literal["auto", "float32", "bfloat16", "int8"] = attrs.field(default="auto", metadata=LATER)
+    packed_dtype: Literal["auto", "float32", "bfloat16", "float16"] = attrs.field(default="auto", metadata=LATER)
 
     # Several drafters share this config: whoever builds one says for which, and the messages here name none.
 

@@ -26,6 +26,6 @@ MEANINGS = {
     "norm_before_residual": "the first layer's residual is the normed feature, not the feature",
     "head": "'own': the output head is trained and saved; 'borrowed': it is the target's, cut to the draft vocabulary",
     "embedding": "'borrowed': the token embedding is the target's; 'own': it is trained and saved",
-    "packed_dtype": "in what packed layers multiply; 'auto': bfloat16 where the CPU does so by itself, else int8",
+    "packed_dtype": "in what packed layers multiply; 'auto': bfloat16 where the CPU does so by itself, else float16",
     "coupling": "weights of the drafter's log-probability and of the noise when sampling; fitted after training",
 }

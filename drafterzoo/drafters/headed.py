@@ -31,9 +31,8 @@ class HeadedConfig(Sizes, Protocol):
     head, embedding: "borrowed" takes the target's (the head cut to the draft vocabulary) and saves nothing; "own"
     stores them in the checkpoint. coupling: weights of log q and of the noise in the coupled score
     (engine/sampling.py), fitted after training. packed_dtype: in what linear layers multiply when they are packed,
-    beside a target that is; "bfloat16" reads half the memory, "int8" a quarter, and both round the products, which
-    changes drafts a little and never the text (target/packed.py). "auto" takes bfloat16 where the CPU multiplies it by
-    itself, int8 elsewhere.
+    beside a target that is; "bfloat16" and "float16" read half the memory and round, which changes drafts a little and
+    never the text (target/packed.py). "auto" takes bfloat16 where the CPU multiplies it by itself, float16 elsewhere.
     """
 
     @property

@@ -147,19 +147,28 @@ class RecurrentBody(HeadedDrafter):
         return state.outputs.gather(1, rows[..., None].expand(-1, -1, state.outputs.shape[-1]))
 
     def draft_rows(
-        self, state: RecurrentState, first: int, embedded: Tensor, hidden: Tensor, positions: Tensor, visible: Tensor
+        self,
+        state: RecurrentState,
+        first: int,
+        embedded: Tensor,
+        hidden: Tensor,
+        positions: Tensor,
+        visible: Tensor,
+        settle: Callable[[Tensor], Tensor] = lambda recurs: recurs,
     ) -> Tensor:
         """One forward of the block over the drafted rows first .. first+R-1; returns the head inputs [n, R, h].
 
         embedded, hidden [n, R, h]: what each row reads; positions [n, R] of its token in the text; visible
-        [n, R, first+R]: the rows it attends, itself included (row 0 is committed context, and seen whatever it says).
+        [n, R, first+R]: the rows it attends, itself included (row 0 is committed context, and seen whatever it says);
+        settle: makes of what recurs [n, R, h] what is kept, and read by the head.
         """
         rows = torch.arange(first, first + embedded.shape[1], device=embedded.device)
         slots = (rows - 1).expand(embedded.shape[:2])
         mask = state.cache.drafted_mask(visible[:, :, 1:])
         hidden = self._forward(state, embedded, hidden, positions - 1, slots, mask, state.cache.everything)
-        state.outputs[:, first : first + len(rows)], normed = self.finish(hidden)
-        return normed
+        recurs = settle(self.recurring(hidden))
+        state.outputs[:, first : first + len(rows)] = recurs
+        return self.head_input(recurs)
 
     def _forward(
         self,

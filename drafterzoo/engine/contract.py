@@ -109,9 +109,8 @@ class Frontier:
 
     Drafters number the rows they forward: row 0 is the root's, and the rows of this step are
     first_row .. first_row+W-1 (`first_row` is 0 in step 0). A wrapper that forwards extra rows numbers them after
-    these. W is the same in every round; only on a CPU, under a budget with `p_min`, some rows at the end of a step, or
-    the last steps, may be missing, whose numbers nobody gets then. Where `valid` is False anything may be offered:
-    nothing grows there.
+    these. W is the same in every round; only on a CPU some rows of a step, or the last steps, may be missing. Where
+    `valid` is False anything may be offered: nothing grows there.
 
     tokens    [n, W] int64  the nodes' tokens (target ids)
     nodes     [n, W] int64  the nodes' ids in the growing pool; -1 is the root
@@ -122,6 +121,9 @@ class Frontier:
     valid     [n, W] bool
     extra     int or None   how many rows a wrapper may forward beside these; None: as many as it likes
     hopes     bool          whether the engine asks for `Offers.hope`
+    fertile   [n, 1+N] float or None  of all nodes of the pool (the root at index 0, node i at i+1): the path's score of
+              those that may still have children which the final cut keeps, -inf for the others
+    narrow    bool          whether rows that no request wants may be left out: nobody minds the host's waiting for them
     """
 
     step: int
@@ -134,6 +136,8 @@ class Frontier:
     valid: Tensor
     extra: int | None = None
     hopes: bool = False
+    fertile: Tensor | None = None
+    narrow: bool = False
 
     @property
     def width(self) -> int:

@@ -375,4 +375,4 @@ class Selector:
 
 
 def _ids(columns: Tensor, vocabulary: Tensor | None) -> Tensor:
-    return columns if vocabulary is None else vocabulary[columns]
+    return columns if vocabulary is None else vocabulary.take(columns)

@@ -27,18 +27,16 @@ def grow(
     """The drafts of one round below the roots: tokens and positions [n]. The tree holds at most `budget.nodes` nodes.
 
     One `expand` per draft step. Nothing here synchronises; every width is fixed by the budget. Only on a CPU, where
-    looking costs nothing, a `p_min` narrows the steps to the nodes that may grow, and ends the draft where none may.
-    Not so for a wrapper that forwards rows of its own: they are numbered after the frontier's, and may go on without.
+    looking costs nothing, rows below which nothing may grow are left out, and the draft ends where none is left.
     """
     width = budget.grow + budget.advance
     rows = drafter.rows_per_round(budget.depth, width)
-    growth = Growth(tokens, positions, 1 + rows, budget.p_min, budget.reconsider or None)
-    growth.ask_for_hopes(budget.c_min, budget.schedule != "none")
+    growth = Growth(tokens, positions, 1 + rows, budget)
     levels = allocation(budget)
-    own = rows <= (budget.depth - 1) * width and not budget.advance
-    looks = budget.p_min > 0 and tokens.device.type == "cpu" and own
+    own = rows <= (budget.depth - 1) * width  # else a wrapper forwards more
     for step in range(budget.depth):
-        frontier = growth.frontier(step, budget.grow, looks, budget.advance)
+        looks = tokens.device.type == "cpu" and growth.may_leave_out(own)
+        frontier = growth.frontier(step, looks)
         if not frontier.width:
             break
         offers = drafter.expand(state, frontier, select)
@@ -77,18 +75,19 @@ class Growth:
     [n, 1+N]: the row that offered a node, and the row in which it was forwarded itself.
     """
 
-    def __init__(
-        self, tokens: Tensor, positions: Tensor, rows: int, p_min: float = 0.0, extra: int | None = None
-    ) -> None:
-        self.extra = extra  # rows that a wrapper may forward beside a frontier's; None: as many as it likes
-        self.floor = math.log(p_min) if p_min else -math.inf  # of the path of a node that may grow
-        self.asks, self.least_hope = False, -math.inf
+    def __init__(self, tokens: Tensor, positions: Tensor, rows: int, budget: Budget) -> None:
+        self.budget = budget
+        self.floor = math.log(budget.p_min) if budget.p_min else -math.inf  # of the path of a node that may grow
+        self.least_hope = math.log(budget.c_min) if budget.c_min else -math.inf
+        self.asks = budget.c_min > 0 or budget.schedule != "none"
         self.hopes: Tensor | None = None  # [n, 1+N]: log of the chance that the path up to a node is accepted
         n, zeros = len(tokens), torch.zeros_like(tokens)[:, None]
         self.positions = positions
         self.tokens, self.parents, self.depths = tokens[:, None], zeros, zeros
         self.sources, self.rows = zeros, zeros
         self.paths = self.ranks = self.fertile = torch.zeros(n, 1, device=tokens.device)
+        self._open = self.fertile  # of this step: the fertile ones that may still have children in the final tree
+        self._drawn = False  # by `rejection`
         self._forwarded = 0  # rows so far
         self._grown = 1  # rows of the newest frontier; what a drafter offers beyond them are second thoughts
         self._newest = 0  # how many candidates the last step offered
@@ -98,45 +97,75 @@ class Growth:
         self._seen = torch.zeros(n, rows, rows, dtype=torch.bool, device=tokens.device)
         self._q: list[Tensor] = []
 
-    def ask_for_hopes(self, c_min: float, scheduled: bool) -> None:
-        """Have drafters say what they hope for; below a row that hopes for less than c_min nothing is offered."""
-        self.asks = c_min > 0 or scheduled
-        self.least_hope = math.log(c_min) if c_min else -math.inf
+    def may_leave_out(self, own: bool) -> bool:
+        """Whether rows that nobody wants may be missing.
 
-    def frontier(self, step: int, width: int, narrow: bool = False, advance: int = 0) -> Frontier:
-        """The root in step 0; then the `width` best of the newest offers, ties to the one offered first.
-
-        narrow: leave out the columns in which no request has a node to grow, which the host must wait for. advance: so
-        many more, the best of those left below as many different parents.
+        Under `rejection` a row's number is its noise's, which must not depend on the batch: there only a frontier's
+        last columns may be, which is where they stand if all rows are the frontier's own best.
         """
-        first = self._forwarded
+        return not self._drawn or (own and not self.budget.advance)
+
+    def frontier(self, step: int, narrow: bool = False) -> Frontier:
+        """The root in step 0; then the `grow` best of the newest offers, ties to the one offered first, and `advance`
+        more, the best of those left below as many different parents.
+
+        narrow: leave out the columns in which no request has a node to grow, which the host must wait for.
+        """
+        first, self._open = self._forwarded, self._still_fertile()
         if step == 0:
             chosen, self._newest = torch.zeros_like(self.tokens), 1
             valid = self.ranks > -math.inf
         else:
-            offset = self.paths.shape[1] - self._newest
-            best = self.fertile[:, offset:].sort(dim=1, descending=True, stable=True)
-            chosen, valid = best.indices[:, :width] + offset, best.values[:, :width] > -math.inf
-            if advance:
-                more, real = self._advanced(best.indices[:, width:] + offset, best.values[:, width:], advance)
-                chosen, valid = torch.cat((chosen, more), dim=1), torch.cat((valid, real), dim=1)
-            if narrow:
-                most = int(valid.sum(dim=1).amax())  # the best stand first
-                self._skipped = min(width, self._full) - most
-                chosen, valid = chosen[:, :most], valid[:, :most]
+            chosen, valid = self._chosen(narrow)
         width = self._grown = chosen.shape[1]
         return Frontier(
             step=step,
             first_row=first,
-            tokens=torch.where(valid, self.tokens.gather(1, chosen), 0),
+            tokens=self.tokens.gather(1, chosen).masked_fill_(~valid, 0),
             nodes=chosen - 1,
             positions=self.positions[:, None] + self.depths.gather(1, chosen),
             sources=self.sources.gather(1, chosen),
             visible=self._visible(chosen, first, width),
             valid=valid,
-            extra=self.extra,
+            extra=self.budget.reconsider or None,
             hopes=self.asks,
+            fertile=self._open,
+            narrow=narrow,
         )
+
+    def _still_fertile(self) -> Tensor:
+        """[n, 1+N]: the paths of those that may have children which the final cut keeps, -inf for the others.
+
+        A child never ranks above its parent, and of equals the one offered first: once as many candidates as the tree
+        holds stand at least as high as a node, nothing below it is kept, unless a second thought lowers one of them
+        (merge "newest" or "mean"): it counts as if none did. Under `rejection` what is kept is laid down beforehand
+        (`allocation`).
+        """
+        nodes, ranks = self.budget.nodes, self.ranks[:, 1:]
+        if self._drawn or ranks.shape[1] < nodes:
+            return self.fertile
+        last = ranks.topk(nodes, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
+        return self.fertile.masked_fill(self.fertile <= last, -math.inf)
+
+    def _chosen(self, narrow: bool) -> tuple[Tensor, Tensor]:
+        """(pool indices [n, W] of the nodes to grow, which of them are any [n, W])."""
+        width, advance = self.budget.grow, self.budget.advance
+        offset = self.paths.shape[1] - self._newest
+        best = self._open[:, offset:].sort(dim=1, descending=True, stable=True)
+        chosen, valid = best.indices[:, :width] + offset, best.values[:, :width] > -math.inf
+        if advance:
+            more, real = self._advanced(best.indices[:, width:] + offset, best.values[:, width:], advance)
+            chosen, valid = torch.cat((chosen, more), dim=1), torch.cat((valid, real), dim=1)
+        if not narrow:
+            return chosen, valid
+        wanted = valid.any(dim=0)
+        most = int(wanted.sum())
+        if self._drawn:
+            self._skipped = min(width, self._full) - most
+        if most == len(wanted):
+            return chosen, valid
+        columns = slice(most) if not advance else wanted  # the best stand first
+        return chosen[:, columns], valid[:, columns]
 
     def _advanced(self, left: Tensor, paths: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Of the candidates [n, C] that are left, best first: the first of each parent's, `count` of them at most."""
@@ -170,18 +199,19 @@ class Growth:
         n, rows, k = offers.tokens.shape
         parents = (offers.nodes + 1)[..., None].expand(n, rows, k).flatten(1)
         sources = torch.arange(self._forwarded, self._forwarded + rows, device=parents.device)
-        scores = offers.scores.flatten(1).clamp(max=0.0)  # never above the parent: ancestors rank first
+        scores = _no_nan(offers.scores.flatten(1).clamp(max=0.0))  # never above the parent: ancestors rank first
         if offers.hope is not None:
             scores = scores.masked_fill((offers.hope < self.least_hope).repeat_interleave(k, dim=1), -math.inf)
             self._add_hopes(offers.hope, parents, k)
         if rows > self._grown and offers.keep is None:
             scores = self._merged(offers.tokens.flatten(1), parents, scores, self._grown * k, offers.merge)
-        above = self.fertile.gather(1, parents)
-        paths = _no_nan(above + scores)
-        ranks = paths
+        paths = ranks = self._open.gather(1, parents) + scores
+        fertile = self._above_floor(paths)
         if offers.keep is not None:
+            self._drawn = True
             keep = offers.keep.flatten(1).masked_fill(scores == -math.inf, -math.inf)
-            ranks = _only_best(_no_nan(above + keep), slots)
+            ranks = _only_best(_no_nan(self._open.gather(1, parents) + keep), slots)
+            fertile = fertile.masked_fill(ranks == -math.inf, -math.inf)  # none below what is not sure to be verified
         if offers.q is not None:
             # row by row, those left out too
             self._q += [offers.q, offers.q.new_zeros(n, self._skipped, offers.q.shape[2])]
@@ -190,10 +220,12 @@ class Growth:
         self.depths = torch.cat((self.depths, self.depths.gather(1, parents) + 1), dim=1)
         self.sources = torch.cat((self.sources, sources[:, None].expand(n, rows, k).flatten(1)), dim=1)
         self.rows = torch.cat((self.rows, torch.zeros_like(parents)), dim=1)
-        self.paths = torch.cat((self.paths, paths), dim=1)
-        self.ranks = torch.cat((self.ranks, ranks), dim=1)
-        barren = (paths < self.floor) | (ranks == -math.inf)  # only what is sure to be verified may have children
-        self.fertile = torch.cat((self.fertile, paths.masked_fill(barren, -math.inf)), dim=1)
+        before = self.ranks, self.fertile
+        self.paths = self.ranks = self.fertile = torch.cat((self.paths, paths), dim=1)
+        if self._drawn:
+            self.ranks = torch.cat((before[0], ranks), dim=1)
+        if self._drawn or self.budget.p_min:
+            self.fertile = torch.cat((before[1], fertile), dim=1)
         self._forwarded += rows + self._skipped  # so a row's number, and its noise, does not depend on the batch
         self._newest, self._full = rows * k, (rows + self._skipped) * k
 
@@ -209,12 +241,12 @@ class Growth:
         step ago, so all that can hang below it are offers of this very step, which are added up after this.
         """
         again, above, anew = tokens[:, first:], parents[:, first:], scores[:, first:]
-        offered = _no_nan(self.fertile.gather(1, above) + anew)
-        below = (self.parents[:, None, 1:] == above[..., None]) & (self.paths[:, None, 1:] > -math.inf)
-        below &= (offered > -math.inf)[..., None]
+        offered = (self._open.gather(1, above) + anew)[..., None]
+        here = (self.paths[:, 1:] > -math.inf)[:, None] & (offered > -math.inf)
+        below = (self.parents[:, None, 1:] == above[..., None]) & here
         same = below & (self.tokens[:, None, 1:] == again[..., None])
-        known, paths = same.any(dim=2), offered[..., None]
-        better = torch.where(same, paths, -math.inf).amax(dim=1)  # [n, P]: of each child, by the second pass
+        known = same.any(dim=2)
+        better = torch.where(same, offered, -math.inf).amax(dim=1)  # [n, P]: of each child, by the second pass
         if merge == "best":
             better = torch.maximum(self.paths[:, 1:], better)
         elif merge == "mean":
@@ -222,12 +254,15 @@ class Growth:
             mean = torch.logaddexp(self.paths[:, 1:], better) - math.log(2)
             better = torch.where(below.any(dim=1), mean, self.paths[:, 1:])
         else:
-            least = torch.where(below, paths, math.inf).amin(dim=1)  # of what its parent offers
+            least = torch.where(below, offered, math.inf).amin(dim=1)  # of what its parent offers
             better = torch.where(same.any(dim=1), better, torch.minimum(self.paths[:, 1:], least))
-        self.paths = torch.cat((self.paths[:, :1], better), dim=1)
-        self.ranks = self.paths
-        self.fertile = self.paths.masked_fill(self.paths < self.floor, -math.inf)
+        self.paths = self.ranks = torch.cat((self.paths[:, :1], better), dim=1)
+        self.fertile = self._above_floor(self.paths)
+        self._open = self.fertile.masked_fill(self._open == -math.inf, -math.inf)
         return torch.cat((scores[:, :first], anew.masked_fill(known, -math.inf)), dim=1)
+
+    def _above_floor(self, paths: Tensor) -> Tensor:
+        return paths.masked_fill(paths < self.floor, -math.inf) if self.budget.p_min else paths
 
     def cut(self, nodes: int) -> DraftTree:
         """The best `nodes` candidates, ancestors first, ties to the smaller index; padding stands last."""
@@ -247,10 +282,10 @@ class Growth:
             scores=self.paths.gather(1, kept).masked_fill(~valid, -math.inf),
             valid=valid,
             hopes=None if self.hopes is None else self.hopes.gather(1, kept),
-            **(self._drawn(kept) if self._q else {}),
+            **(self._draws(kept) if self._q else {}),
         )
 
-    def _drawn(self, kept: Tensor) -> dict[str, Tensor]:
+    def _draws(self, kept: Tensor) -> dict[str, Tensor]:
         """Of the kept candidates [n, B]: the rows that drew them, and the distributions [n, B, V] of these rows."""
         draws, q = self.sources.gather(1, kept), torch.cat(self._q, dim=1)
         return {"draws": draws, "q": q[torch.arange(len(kept), device=kept.device)[:, None], draws]}

@@ -1,4 +1,4 @@
-"""Linear layers whose weight lies in memory as oneDNN likes it: the same product, faster on CPU for few rows.
+"""Linear layers whose weight lies in memory as CPU kernels like it: the same product, faster for few rows.
 
 Knows nothing of targets or caches. The operators are private to torch (machine.md 3), so they are tried before use, and
 a plain linear layer stays where they are missing.
@@ -14,21 +14,22 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from drafterzoo.cpu import cpu_vendor
+from drafterzoo.errors import UsageError
 
-_MULTIPLE = 64  # the int8 kernel reads whole vectors, past the end of a shorter row
-_FEW = 8  # rows up to which the int8 kernel is the quicker one; from thirty-two on it takes twice as long as float32
 _BATCH_HINT = 8  # the layout is chosen for this many rows; 1 is worse from two rows on (machine.md 3)
+_GREATEST = torch.finfo(torch.float16).max
 
 
 class PackedLinear(nn.Module):
-    """`nn.Linear` for inference in float32 on CPU: x [..., in] -> [..., out]. In float32 no dense weight is kept.
+    """`nn.Linear` for inference in float32 on CPU: x [..., in] -> [..., out].
 
-    dtype bfloat16 multiplies in bfloat16: half the memory to read, a rounded product. int8 rounds every output's
-    weights to 127 steps of a scale of their own, the input and the product to bfloat16: a quarter of the memory to
-    read. Many rows are bound by multiplying, which float32 does quicker, so the rounded weight is also kept packed in
-    float32: the same numbers, summed in another order. Both keep the dense weight, to be given back as it was.
+    dtype float16 keeps the weight in float16 and multiplies in float32: half the memory to read, and of a checkpoint
+    stored in float16 the same numbers. bfloat16 multiplies in bfloat16: half the memory, a rounded product. The dense
+    weight is kept where the packed one has lost some of its bits, to be given back as it was.
 
     dense_rows: inputs of so many rows at most go through the dense weight, which is then kept (float32 alone).
+
+    Raises UsageError where the weight is too large for float16.
     """
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32, dense_rows: int = 0) -> None:
@@ -36,58 +37,49 @@ class PackedLinear(nn.Module):
         self.in_features, self.out_features, self.dtype = linear.in_features, linear.out_features, dtype
         self.dense_rows = dense_rows if dtype == torch.float32 else 0
         weight = linear.weight.detach()
-        if dtype == torch.int8:
-            self.packed, self.scales = _in_steps(self._filled(weight))
-            rounded = self.packed[:, : self.in_features].float() * self.scales.float()[:, None]
-            self.for_many = torch.ops.mkldnn._reorder_linear_weight(rounded, _BATCH_HINT)
+        if dtype == torch.float16:
+            self.packed = torch.ops.quantized.linear_prepack_fp16(_within_float16(weight), None)
         else:
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype), _BATCH_HINT)
-        self._dense = None if dtype == weight.dtype and not dense_rows else weight
+        kept = weight.dtype == dtype or (dtype == torch.float16 and torch.equal(weight, weight.half().float()))
+        self._dense = None if kept and not dense_rows else weight
         # not rounded: a checkpoint that is saved holds it as it was loaded
         self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach(), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if (x.requires_grad and torch.is_grad_enabled()) or torch.is_autocast_enabled("cpu"):
-            # the packed operator has no derivative, and autocast does not know it
+            # the packed operators have no derivative, and autocast does not know them
             return functional.linear(x, self.to_dense(), self._bias(x.dtype))
-        if self.dtype == torch.int8:
-            return self._multiply_steps(x)
+        if self.dtype == torch.float16:
+            product = torch.ops.quantized.linear_dynamic_fp16(x.float(), self.packed)
+            return (product if self.bias is None else product + self.bias).to(x.dtype)
         if self._dense is not None and x.numel() <= self.dense_rows * self.in_features:
             return functional.linear(x, self._dense.to(x.dtype), self._bias(x.dtype))
         bias = self._bias(self.dtype)
         return torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.packed, bias, "none", [], "").to(x.dtype)
-
-    def _multiply_steps(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, self.in_features).to(torch.bfloat16)
-        if len(rows) > _FEW:
-            product = torch.ops.mkldnn._linear_pointwise(rows.float(), self.for_many, None, "none", [], "")
-        else:
-            product = torch._weight_int8pack_mm(self._filled(rows).contiguous(), self.packed, self.scales)
-        product = product.to(torch.bfloat16).to(x.dtype).view(*x.shape[:-1], self.out_features)
-        bias = self._bias(x.dtype)
-        return product if bias is None else product + bias
-
-    def _filled(self, rows: Tensor) -> Tensor:
-        """Rows [R, in] with zeros up to whole vectors; padding by nothing would copy them."""
-        lacking = -self.in_features % _MULTIPLE
-        return functional.pad(rows, (0, lacking)) if lacking else rows
 
     def _bias(self, dtype: torch.dtype) -> Tensor | None:
         return None if self.bias is None else self.bias.to(dtype)
 
     def to_dense(self) -> Tensor:
         """A dense copy of the weight [out, in], bit-equal to the one that was packed."""
-        return self.packed.to_dense() if self._dense is None else self._dense
+        if self._dense is not None:
+            return self._dense
+        if self.dtype == torch.float16:
+            return torch.ops.quantized.linear_unpack_fp16(self.packed)[0]
+        return self.packed.to_dense()
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
-def _in_steps(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(int8 [out, in], bfloat16 [out]): every row of the weight in whole steps, and the size of its step."""
-    scales = (weight.abs().amax(dim=1) / 127).to(torch.bfloat16)
-    steps = weight / scales.float().clamp(min=torch.finfo(torch.float32).tiny)[:, None]
-    return steps.round().clamp(-127, 127).to(torch.int8), scales
+def _within_float16(weight: Tensor) -> Tensor:
+    if float(weight.abs().amax()) <= _GREATEST:
+        return weight
+    raise UsageError(
+        f"a weight of {float(weight.abs().amax()):.3g} cannot be multiplied in float16, which ends at {_GREATEST:g}; "
+        f"load it with packed_dtype='float32'."
+    )
 
 
 @cache
@@ -106,15 +98,14 @@ def packing_works(dtype: torch.dtype = torch.float32) -> bool:
 
 
 def quickest_dtype() -> torch.dtype:
-    """bfloat16 where this CPU multiplies it by itself (AVX-512 BF16, AMX), int8 elsewhere; float32 where neither works.
+    """bfloat16 where this CPU multiplies it by itself (AVX-512 BF16, AMX), else float16; float32 where neither works.
 
-    Few rows are bound by reading the weight, and half of it is read in half the time. Rounding costs no repeatability:
-    a row's product depends on how many rows there are less often than in float32.
+    Few rows are bound by reading the weight, and half of it is read in half the time.
     """
     native = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
     if native is not None and native() and packing_works(torch.bfloat16):
         return torch.bfloat16
-    return torch.int8 if packing_works(torch.int8) else torch.float32
+    return torch.float16 if packing_works(torch.float16) else torch.float32
 
 
 @cache

@@ -8,7 +8,7 @@ drafter's rows (drafters/recurrent.py) and the contract; nothing of how offers a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import attrs
@@ -79,20 +79,13 @@ class PrConfig:
 class Batch:
     """The rows that a step grew: what the next step may reconsider.
 
-    rows [W]: their numbers; tokens, nodes, positions [n, W] and visible [n, W, first+W] as in their Frontier; valid
-    [n, W]; confidence [n, W]: the drafter's chance of its likeliest child; guessed [n, W, g], chances [n, W, g]: its
-    likeliest children, as target ids, and their chances, which sum to 1.
+    frontier: their nodes; confidence [n, W]: the drafter's chance of its likeliest child; guess: its likeliest children
+    [n, W, g], as target ids, and their chances, which sum to 1, where asked for.
     """
 
-    rows: Tensor
-    tokens: Tensor
-    nodes: Tensor
-    positions: Tensor
-    visible: Tensor
-    valid: Tensor
+    frontier: Frontier
     confidence: Tensor
-    guessed: Tensor
-    chances: Tensor
+    guess: tuple[Tensor, Tensor] | None
 
 
 @attrs.frozen(eq=False)
@@ -177,9 +170,10 @@ class Reconsideration(Wrapper):
             offers = select(logits, frontier, self.base.ids)
             state.previous = self._batch(frontier, logits, offers)
             return offers
-        if state.previous is None or not self._reconsiders(frontier.step):
-            return self.base.expand(state.base, self._sighted(state, frontier), select)
-        return self._both_levels(state, state.previous, self._sighted(state, frontier), select)
+        frontier = self._sighted(state, frontier)
+        if not self._reconsiders(frontier.step):
+            return self.base.expand(state.base, frontier, select)
+        return self._both_levels(state, frontier, select)
 
     def _sighted(self, state: PrState, frontier: Frontier) -> Frontier:
         """The frontier, whose rows attend what offered them: a second pass's keys in the place of its first's."""
@@ -191,96 +185,106 @@ class Reconsideration(Wrapper):
         state.sight[:, first : first + width] = seen
         return attrs.evolve(frontier, visible=seen[..., : first + width])
 
-    def _both_levels(self, state: PrState, before: Batch, frontier: Frontier, select: Selector) -> Offers:
+    def _both_levels(self, state: PrState, frontier: Frontier, select: Selector) -> Offers:
         """One forward over the frontier's rows and, after them, the rows that are reconsidered."""
-        base, width = self.base, frontier.width
-        chosen, wanted = self._hesitant(before, frontier.extra)
-        rows = before.rows[chosen]
-        again = self._second_rows(before, chosen, wanted, rows, frontier)
+        assert state.previous is not None, "step 0 comes first"
+        base, before, width = self.base, state.previous, frontier.width
+        chosen, wanted = self._hesitant(before, frontier)
+        rows = self._second_rows(before.frontier, chosen, wanted, frontier)
         if state.sight is not None:
-            self._replace(state.sight, rows, again, width)
-        hidden = base.outputs_of(state.base, rows)
-        embedded = torch.cat((base.embed(frontier.tokens), self._queries(before, chosen, hidden)), dim=1)
-        hidden = torch.cat((base.outputs_of(state.base, frontier.sources), hidden), dim=1)
-        logits = self.logits_of_rows(state, again, width, embedded, hidden)
-        offers = select(logits, again, base.ids)
+            self._replace(state.sight, rows, width)
+        hidden = base.outputs_of(state.base, rows.sources)
+        queries = self._queries(before, chosen, rows.tokens[:, width:], hidden[:, width:])
+        embedded = torch.cat((base.embed(frontier.tokens), queries), dim=1)
+        logits = self.logits_of_rows(state, rows, width, embedded, hidden)
+        offers = select(logits, rows, base.ids)
         state.previous = self._batch(frontier, logits, offers)
-        return attrs.evolve(
-            offers,
-            merge=self.config.merge,
-            scores=offers.scores.masked_fill(~again.valid[..., None], -math.inf),
-            keep=None if offers.keep is None else offers.keep.masked_fill(~again.valid[..., None], -math.inf),
-        )
+        if not _alone(frontier):
+            for scores in (offers.scores, offers.keep):
+                if scores is not None:
+                    scores[:, width:].masked_fill_(~wanted[..., None], -math.inf)
+        return attrs.evolve(offers, merge=self.config.merge)
 
     def logits_of_rows(self, state: PrState, rows: Frontier, width: int, embedded: Tensor, hidden: Tensor) -> Tensor:
         """Logits [n, R, D] of all rows of a step, of which the first `width` grow the tree, in one forward.
 
         embedded, hidden [n, R, h]: what each row reads.
         """
-        normed = self.base.draft_rows(state.base, rows.first_row, embedded, hidden, rows.positions, rows.visible)
-        normed[:, width:] = self.settled(state, rows.first_row + width, hidden[:, width:], normed[:, width:])
+        seen = rows.positions, rows.visible
+        normed = self.base.draft_rows(state.base, rows.first_row, embedded, hidden, *seen, self.settling(width, hidden))
         return self.base.logits(normed)
 
-    def settled(self, state: PrState, first: int, hidden: Tensor, normed: Tensor) -> Tensor:
-        """The head inputs [n, m, h] of the second passes in the rows from `first` on, which read `hidden` [n, m, h].
+    def settling(self, width: int, hidden: Tensor) -> Callable[[Tensor], Tensor]:
+        """What becomes of what recurs [n, R, h] of rows that read `hidden`: those from `width` on are second passes."""
 
-        normed [n, m, h]: the block's own. Where both passes are blended, so is what recurs.
-        """
-        if self.config.update == "replace":
-            return normed
-        rows = state.base.outputs[:, first : first + hidden.shape[1]]
-        rows.copy_(self.blended(hidden, rows))
-        return self.base.head_input(rows)
+        def settle(recurs: Tensor) -> Tensor:
+            if self.config.update == "blend":
+                recurs[:, width:] = self.blended(hidden[:, width:], recurs[:, width:])
+            return recurs
 
-    def _hesitant(self, before: Batch, most: int | None = None) -> tuple[Tensor, Tensor]:
+        return settle
+
+    def _hesitant(self, before: Batch, frontier: Frontier) -> tuple[Tensor, Tensor]:
         """(columns [n, m] of the batch with the least confidence, which of them are to be reconsidered [n, m]).
 
-        m is at most what the budget allows.
+        Only nodes whose children may still be kept, and none where nothing grows any more: no step is made for second
+        thoughts alone. m is at most what the budget allows, and where the host may look, what some request wants.
         """
-        count = self.config.reconsider if most is None else min(most, self.config.reconsider)
-        doubt = before.confidence.masked_fill(~before.valid | (before.confidence >= self.config.gate), math.inf)
+        count, gate = min(self.config.reconsider, frontier.extra or self.config.reconsider), self.config.gate
+        wanted = before.confidence < gate if gate < 1 else before.frontier.valid
+        if frontier.fertile is not None:
+            wanted = wanted & (frontier.fertile.gather(1, before.frontier.nodes + 1) > -math.inf)
+        if not _alone(frontier):
+            wanted = wanted & before.frontier.valid & frontier.valid[:, :1]  # the best stand first
+        doubt = torch.where(wanted, before.confidence, math.inf)
         least, chosen = doubt.topk(min(count, doubt.shape[1]), dim=1, largest=False)
+        wanted = least < math.inf
+        if frontier.narrow:
+            count = int(wanted.sum(dim=1).amax())  # the least sure stand first
+            return chosen[:, :count], wanted[:, :count]
         missing = count - chosen.shape[1]  # rows of padding: the batch is as wide in every step
-        chosen = nn.functional.pad(chosen, (0, missing))
-        return chosen, nn.functional.pad(least < math.inf, (0, missing))
+        return nn.functional.pad(chosen, (0, missing)), nn.functional.pad(wanted, (0, missing))
 
-    def _second_rows(self, before: Batch, chosen: Tensor, wanted: Tensor, rows: Tensor, frontier: Frontier) -> Frontier:
-        """The frontier, then the reconsidered rows, which see what their first pass saw, that pass, and themselves."""
-        first, width, extra = frontier.first_row, frontier.width, chosen.shape[1]
-        total = first + width + extra
-        grown = nn.functional.pad(frontier.visible, (0, extra))
+    def _second_rows(self, before: Frontier, chosen: Tensor, wanted: Tensor, frontier: Frontier) -> Frontier:
+        """The frontier, then the reconsidered rows, which see what their first pass saw, that pass, and themselves.
+
+        Their sources are their first passes' rows.
+        """
+        first, width, (n, extra) = frontier.first_row, frontier.width, chosen.shape
         seen = before.visible.gather(1, chosen[..., None].expand(-1, -1, before.visible.shape[2]))
-        seen = nn.functional.pad(seen, (0, total - seen.shape[2]))
-        own = torch.eye(extra, dtype=torch.bool, device=seen.device)
-        seen[:, :, first + width :] |= own
-        return attrs.evolve(
-            frontier,
+        visible = seen.new_zeros(n, width + extra, first + width + extra)
+        visible[:, :width, : first + width] = frontier.visible
+        visible[:, width:, : seen.shape[2]] = seen
+        visible[:, width:, first + width :].diagonal(dim1=1, dim2=2).fill_(True)
+        return Frontier(
+            step=frontier.step,
+            first_row=first,
             tokens=torch.cat((frontier.tokens, before.tokens.gather(1, chosen)), dim=1),
             nodes=torch.cat((frontier.nodes, before.nodes.gather(1, chosen)), dim=1),
             positions=torch.cat((frontier.positions, before.positions.gather(1, chosen)), dim=1),
-            sources=torch.cat((frontier.sources, rows), dim=1),
-            visible=torch.cat((grown, seen), dim=1),
+            sources=torch.cat((frontier.sources, before.first_row + chosen), dim=1),
+            visible=visible,
             valid=torch.cat((frontier.valid, wanted), dim=1),
         )
 
-    def _replace(self, sight: Tensor, rows: Tensor, again: Frontier, width: int) -> None:
-        """Note that the children of the second passes attend these in the place of the first passes' rows [n, m].
+    def _replace(self, sight: Tensor, rows: Frontier, width: int) -> None:
+        """Note that the children of the second passes attend these in the place of the first passes' rows.
 
         The root's own row is committed context, which stays in everybody's sight.
         """
-        first, extra = again.first_row + width, rows.shape[1]
-        seen = nn.functional.pad(again.visible[:, width:], (0, sight.shape[2] - again.visible.shape[2]))
-        committed = (rows == 0)[..., None] & (torch.arange(sight.shape[2], device=rows.device) == 0)  # the root's row
-        sight[:, first : first + extra] = seen.scatter(2, rows[..., None], False) | committed
+        first, firsts = rows.first_row + width, rows.sources[:, width:]
+        seen = nn.functional.pad(rows.visible[:, width:], (0, sight.shape[2] - rows.visible.shape[2]))
+        committed = (firsts == 0)[..., None] & (torch.arange(sight.shape[2], device=sight.device) == 0)
+        sight[:, first : first + firsts.shape[1]] = seen.scatter(2, firsts[..., None], False) | committed
 
-    def _queries(self, before: Batch, chosen: Tensor, hidden: Tensor) -> Tensor:
+    def _queries(self, before: Batch, chosen: Tensor, tokens: Tensor, hidden: Tensor) -> Tensor:
         """What the reconsidered rows read in their tokens' place [n, m, h]."""
         kind = self.config.self_query
         if kind == "token":
-            return self.base.embed(before.tokens.gather(1, chosen))
-        if kind in GUESSES:
-            at = chosen[..., None].expand(-1, -1, before.guessed.shape[2])
-            return self.guess_embedding(before.guessed.gather(1, at), before.chances.gather(1, at))
+            return self.base.embed(tokens)
+        if kind in GUESSES and before.guess is not None:
+            at = chosen[..., None].expand(-1, -1, before.guess[0].shape[2])
+            return self.guess_embedding(before.guess[0].gather(1, at), before.guess[1].gather(1, at))
         return self.own_query(hidden)
 
     def _batch(self, frontier: Frontier, logits: Tensor, offers: Offers) -> Batch:
@@ -289,23 +293,15 @@ class Reconsideration(Wrapper):
         Where the offers are the likeliest tokens, the guess is read off them: to look over the vocabulary once more
         costs as much as a narrow layer.
         """
-        first, width, count = frontier.first_row, frontier.width, min(self._guessed, logits.shape[-1])
-        if offers.likeliest and offers.tokens.shape[-1] >= count:
+        width, count = frontier.width, min(self._guessed, logits.shape[-1])
+        if not offers.likeliest or offers.tokens.shape[-1] < count:
+            guessed, chances, confidence = self.guess(logits[:, :width])
+        elif self.config.self_query not in GUESSES:
+            return Batch(frontier, offers.scores[:, :width, 0].exp(), None)
+        else:
             logs = offers.scores[:, :width, :count]
             guessed, chances, confidence = offers.tokens[:, :width, :count], logs.softmax(-1), logs[..., 0].exp()
-        else:
-            guessed, chances, confidence = self.guess(logits[:, :width])
-        return Batch(
-            rows=torch.arange(first, first + frontier.width, device=logits.device),
-            tokens=frontier.tokens,
-            nodes=frontier.nodes,
-            positions=frontier.positions,
-            visible=frontier.visible,
-            valid=frontier.valid,
-            confidence=confidence,
-            guessed=guessed,
-            chances=chances,
-        )
+        return Batch(frontier, confidence, (guessed, chances))
 
     # -- the training forward ----------------------------------------------------------------------------------
 
@@ -362,6 +358,11 @@ class Reconsideration(Wrapper):
         confidence = (likeliest.values[..., 0] - logits.logsumexp(-1)).exp()
         ids = likeliest.indices if self.base.ids is None else self.base.ids[likeliest.indices]
         return ids, likeliest.values.softmax(-1), confidence
+
+
+def _alone(frontier: Frontier) -> bool:
+    """Whether no row stands for nothing: of one request alone, rows that it does not want are left out."""
+    return frontier.narrow and len(frontier.tokens) == 1
 
 
 def _embedding_size(base: RecurrentBody) -> float:
