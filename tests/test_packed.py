@@ -207,7 +207,8 @@ def test_few_rows_go_through_the_dense_weight_where_that_is_asked_for(bias):
             assert torch.equal(layer(many), wholly_packed(many))
         assert torch.equal(layer(x[:1].double()), linear.double()(x[:1].double()))
     assert torch.equal(layer.to_dense(), linear.weight.float())
-    assert PackedLinear(nn.Linear(64, 8), torch.bfloat16, dense_rows=2).dense_rows == 0
+    if packing_works(torch.float16):
+        assert PackedLinear(nn.Linear(64, 8), torch.float16, dense_rows=2).dense_rows == 0
 
 
 @needs_packing

@@ -125,7 +125,7 @@ def test_a_tree_is_a_tree_within_its_budget(
 ) -> None:
     drafter = Scripted(budget.offer, seed, ties=ties, gaps=gaps, drawn=drawn)
     tree = grown(drafter, attrs.evolve(budget, p_min=p_min))
-    assert tree.width <= budget.nodes and (p_min or len(drafter.frontiers) == budget.depth)
+    assert tree.width <= budget.nodes and len(drafter.frontiers) <= budget.depth
     assert gaps or drawn or p_min or (tree.valid.all() and tree.width == budget.nodes)
     for row in range(2):
         valid = tree.valid[row].tolist()
@@ -272,28 +272,63 @@ def test_requests_do_not_see_each_other(n: int) -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from([(5, 1, 1), (4, 1, 2), (3, 2, 2), (3, 3, 2), (5, 2, 3)]),
-    st.sampled_from([0.05, 0.2, 0.4, 0.7]),
+    st.sampled_from([0.0, 0.05, 0.2, 0.4, 0.7]),
+    st.sampled_from([0.2, 0.5, 1.0]),
     st.integers(0, 50),
     st.integers(0, 2),
+    st.integers(0, 2),
 )
-def test_a_least_probability_gives_one_tree_alone_in_a_batch_and_at_fixed_width(
-    widths: tuple[int, int, int], p_min: float, seed: int, extra: int
+def test_the_tree_is_the_same_alone_in_a_batch_and_at_fixed_width(
+    widths: tuple[int, int, int], p_min: float, share: float, seed: int, extra: int, advance: int
 ) -> None:
     """Narrow frontiers are the CPU's alone: every other device grows at fixed width, and must grow the same."""
     depth, beam, offer = widths
-    budget = Budget(Budget(1, depth, beam, offer).capacity, depth, beam, offer, p_min=p_min)
+    nodes = max(1, int(share * Budget(1, depth, beam, offer, advance=advance).capacity))
+    budget = Budget(nodes, depth, beam, offer, p_min=p_min, advance=advance)
     together, whole = told(budget, seed, 0, 4, extra)
     with pytest.MonkeyPatch.context() as patch:
         narrow = Growth.frontier
-        patch.setattr(Growth, "frontier", lambda self, step, width, *_: narrow(self, step, width))
+        patch.setattr(Growth, "frontier", lambda self, step, *_: narrow(self, step))
         fixed, wide = told(budget, seed, 0, 4, extra)
     assert len(wide.frontiers) == depth
     first_rows = [f.first_row for f in wide.frontiers]
-    assert [f.first_row for f in whole.frontiers] == first_rows[: len(whole.frontiers)], "rows keep their numbers"
+    assert sum(f.width for f in whole.frontiers) <= sum(f.width for f in wide.frontiers)
+    keep_numbers = not advance  # and are not drawn: Growth.may_leave_out
+    assert not keep_numbers or [f.first_row for f in whole.frontiers] == first_rows[: len(whole.frontiers)]
     for request in range(4):
         alone, single = told(budget, seed, request, 1, extra)
-        assert [f.first_row for f in single.frontiers] == first_rows[: len(single.frontiers)]
+        assert not keep_numbers or [f.first_row for f in single.frontiers] == first_rows[: len(single.frontiers)]
         for tree in (together, fixed):
             assert int(tree.valid[request].sum()) == int(alone.valid.sum())
             for field in ("tokens", "parents", "depths", "scores"):
                 assert torch.equal(getattr(tree, field)[request, : alone.width], getattr(alone, field)[0])
+
+
+@settings(max_examples=80, deadline=None)
+@given(budgets, st.integers(0, 50), st.integers(1, 4))
+def test_what_is_not_forwarded_would_not_have_been_kept(budget: Budget, seed: int, n: int) -> None:
+    """The tree of few rows is that of all rows, which is drafted where nothing is known of the final cut."""
+    few, drafter = told(budget, seed, 0, n, 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Growth, "_still_fertile", lambda self: self.fertile)
+        all_of_it, thorough = told(budget, seed, 0, n, 0)
+    for field in ("tokens", "parents", "depths", "scores", "valid"):
+        assert torch.equal(getattr(few, field), getattr(all_of_it, field))
+    assert sum(f.width for f in drafter.frontiers) <= sum(f.width for f in thorough.frontiers)
+
+
+def test_a_draft_ends_where_all_that_is_left_would_be_cut() -> None:
+    """Eight sure siblings below the root fill a tree of eight: below them nothing is forwarded."""
+
+    class Flat(Scripted):
+        def expand(self, state: object, frontier: Frontier, select: object) -> Offers:
+            self.frontiers.append(frontier)
+            shape = (self.n, frontier.width, 8)
+            return Offers(frontier.nodes, torch.arange(1, 9).expand(shape), torch.full(shape, math.log(0.125)))
+
+    drafter = Flat(8)
+    tree = grown(drafter, Budget(nodes=8, depth=5, grow=4, offer=8))
+    assert [f.width for f in drafter.frontiers] == [1] and tree.depths.tolist() == [[1] * 8] * 2
+    drafter = Flat(8)
+    tree = grown(drafter, Budget(nodes=9, depth=5, grow=4, offer=8))
+    assert [f.width for f in drafter.frontiers] == [1, 4] and tree.depths.tolist() == [[1] * 8 + [2]] * 2

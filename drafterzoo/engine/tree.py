@@ -117,6 +117,8 @@ class Growth:
             valid = self.ranks > -math.inf
         else:
             chosen, valid = self._chosen(narrow)
+            if not (narrow and len(valid) == 1):  # where nothing grows any more a draft ends, as it does alone
+                self._open = self._open.masked_fill(~valid.any(dim=1, keepdim=True), -math.inf)
         width = self._grown = chosen.shape[1]
         return Frontier(
             step=step,
@@ -160,8 +162,7 @@ class Growth:
             return chosen, valid
         wanted = valid.any(dim=0)
         most = int(wanted.sum())
-        if self._drawn:
-            self._skipped = min(width, self._full) - most
+        self._skipped = min(width, self._full) - most
         if most == len(wanted):
             return chosen, valid
         columns = slice(most) if not advance else wanted  # the best stand first

@@ -51,7 +51,8 @@ class PackedLinear(nn.Module):
             # the packed operators have no derivative, and autocast does not know them
             return functional.linear(x, self.to_dense(), self._bias(x.dtype))
         if self.dtype == torch.float16:
-            product = torch.ops.quantized.linear_dynamic_fp16(x.float(), self.packed)
+            rows = x.float() if x.ndim > 1 else x.float()[None]
+            product = torch.ops.quantized.linear_dynamic_fp16(rows, self.packed).view(*x.shape[:-1], self.out_features)
             return (product if self.bias is None else product + self.bias).to(x.dtype)
         if self._dense is not None and x.numel() <= self.dense_rows * self.in_features:
             return functional.linear(x, self._dense.to(x.dtype), self._bias(x.dtype))

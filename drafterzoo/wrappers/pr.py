@@ -227,15 +227,15 @@ class Reconsideration(Wrapper):
     def _hesitant(self, before: Batch, frontier: Frontier) -> tuple[Tensor, Tensor]:
         """(columns [n, m] of the batch with the least confidence, which of them are to be reconsidered [n, m]).
 
-        Only nodes whose children may still be kept, and none where nothing grows any more: no step is made for second
-        thoughts alone. m is at most what the budget allows, and where the host may look, what some request wants.
+        Only nodes whose children may still be kept. m is at most what the budget allows, and where the host may look,
+        what some request wants.
         """
         count, gate = min(self.config.reconsider, frontier.extra or self.config.reconsider), self.config.gate
         wanted = before.confidence < gate if gate < 1 else before.frontier.valid
         if frontier.fertile is not None:
             wanted = wanted & (frontier.fertile.gather(1, before.frontier.nodes + 1) > -math.inf)
         if not _alone(frontier):
-            wanted = wanted & before.frontier.valid & frontier.valid[:, :1]  # the best stand first
+            wanted = wanted & before.frontier.valid
         doubt = torch.where(wanted, before.confidence, math.inf)
         least, chosen = doubt.topk(min(count, doubt.shape[1]), dim=1, largest=False)
         wanted = least < math.inf
