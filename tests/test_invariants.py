@@ -302,6 +302,7 @@ def test_a_tree_of_width_one_is_a_chain(name: str, target: Target) -> None:
             token = offers.tokens[:, 0, 0]
             tokens.append(token)
     stepwise = torch.stack(tokens, dim=1)
+    stepwise = stepwise[:, : chain.width]  # on a CPU a draft ends where nobody has an offer
     assert torch.equal(torch.where(chain.valid, stepwise, 0), chain.tokens)
     assert chain.parents[chain.valid].tolist() == (chain.depths[chain.valid] - 1).tolist()
     for row in range(len(PROMPTS)):
