@@ -136,11 +136,15 @@ class RecurrentBody(HeadedDrafter):
         state.outputs[:, 0] = recurs
 
     def expand(self, state: RecurrentState, frontier: Frontier, select: Selector) -> Offers:
+        return select(self.frontier_logits(state, frontier), frontier, self.ids)
+
+    def frontier_logits(self, state: RecurrentState, frontier: Frontier) -> Tensor:
+        """Logits [n, W, D] of the frontier's rows; the root's are there already."""
         if frontier.step == 0:
-            return select(self.logits(state.normed)[:, None], frontier, self.ids)
+            return self.logits(state.normed)[:, None]
         embedded, hidden = self.embed(frontier.tokens), self.outputs_of(state, frontier.sources)
-        normed = self.draft_rows(state, frontier.first_row, embedded, hidden, frontier.positions, frontier.visible)
-        return select(self.logits(normed), frontier, self.ids)
+        seen = frontier.positions, frontier.visible
+        return self.logits(self.draft_rows(state, frontier.first_row, embedded, hidden, *seen))
 
     def outputs_of(self, state: RecurrentState, rows: Tensor) -> Tensor:
         """What recurs of this round's rows [n, R]: [n, R, h]."""

@@ -165,15 +165,17 @@ class Reconsideration(Wrapper):
     def expand(self, state: PrState, frontier: Frontier, select: Selector) -> Offers:
         if not self.config.reconsider:
             return self.base.expand(state.base, frontier, select)
-        if frontier.step == 0:
-            logits = self.base.logits(state.base.normed)[:, None]
-            offers = select(logits, frontier, self.base.ids)
-            state.previous = self._batch(frontier, logits, offers)
-            return offers
-        frontier = self._sighted(state, frontier)
-        if not self._reconsiders(frontier.step):
-            return self.base.expand(state.base, frontier, select)
-        return self._both_levels(state, frontier, select)
+        if frontier.step:
+            frontier = self._sighted(state, frontier)
+        before = state.previous if self._reconsiders(frontier.step) else None
+        if before is not None:
+            chosen, wanted = self._hesitant(before, frontier)
+            if chosen.shape[1]:
+                return self._both_levels(state, before, chosen, wanted, frontier, select)
+        logits = self.base.frontier_logits(state.base, frontier)
+        offers = select(logits, frontier, self.base.ids)
+        state.previous = self._batch(frontier, logits, offers)
+        return offers
 
     def _sighted(self, state: PrState, frontier: Frontier) -> Frontier:
         """The frontier, whose rows attend what offered them: a second pass's keys in the place of its first's."""
@@ -185,11 +187,11 @@ class Reconsideration(Wrapper):
         state.sight[:, first : first + width] = seen
         return attrs.evolve(frontier, visible=seen[..., : first + width])
 
-    def _both_levels(self, state: PrState, frontier: Frontier, select: Selector) -> Offers:
+    def _both_levels(
+        self, state: PrState, before: Batch, chosen: Tensor, wanted: Tensor, frontier: Frontier, select: Selector
+    ) -> Offers:
         """One forward over the frontier's rows and, after them, the rows that are reconsidered."""
-        assert state.previous is not None, "step 0 comes first"
-        base, before, width = self.base, state.previous, frontier.width
-        chosen, wanted = self._hesitant(before, frontier)
+        base, width = self.base, frontier.width
         rows = self._second_rows(before.frontier, chosen, wanted, frontier)
         if state.sight is not None:
             self._replace(state.sight, rows, width)
