@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--grow", type=at_least(1), default=6)
     parser.add_argument("--reconsider", type=at_least(0), help="nodes per draft step; default: the checkpoint's, or 3")
     parser.add_argument("--batches", type=at_least(1), nargs="+", default=[1])
-    parser.add_argument("--repeats", type=at_least(5), default=40, help="rounds timed of each, at least 5")
+    parser.add_argument("--repeats", type=at_least(5), default=100, help="rounds timed of each, at least 5")
     asked = parser.parse_args()
     drafters = three(asked.drafter, asked.target, {} if asked.reconsider is None else {"reconsider": asked.reconsider})
     rows = [
