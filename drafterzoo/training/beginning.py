@@ -17,7 +17,7 @@ from drafterzoo.errors import UsageError
 from drafterzoo.registry import WRAPPERS, Spec
 from drafterzoo.training.recipe import Recipe
 
-WEIGHTLESS = ("coupling", "packed_dtype")  # options of a drafter that no weight depends on
+WEIGHTLESS = ("coupling", "packed_dtype", "confidence_temperatures")  # options of a drafter that no weight depends on
 
 
 def check_continues(

@@ -28,7 +28,7 @@ from drafterzoo.training.features import cache_bytes
 from drafterzoo.training.prompts import read_prompts
 from drafterzoo.training.recipe import Recipe, SizesSection
 from drafterzoo.training.rollouts import OR_GENERATE, Rollouts, expand_path, read_rollouts, thinned
-from drafterzoo.training.run import build_objective, drafter_class, extended, start_of
+from drafterzoo.training.run import build_objective, check_fits, drafter_class, extended, start_of
 from drafterzoo.wording import quantity
 
 KEPT = 5  # numbers of float32 for every trained one: itself, its gradient, AdamW's two, its average
@@ -80,6 +80,7 @@ def plan(recipe: Recipe) -> dict[str, Any]:
         drafter = create(parse_spec(recipe.spec), target, recipe.drafter)
     objective = extended(plain, drafter)
     objective.check(drafter)
+    check_fits(recipe, drafter)
     trained = sum(p.numel() for p in drafter.parameters() if p.requires_grad)
     data = _data(recipe, sizes.vocab_size)
     widths = {"features.f16": len(drafter.taps) * sizes.hidden_size, "hidden.f16": sizes.hidden_size}

@@ -191,9 +191,11 @@ class RunSection:
     """How long, how often to save, and the seed of everything random. threads: 0 leaves torch's own choice.
 
     fit_coupling: after training, the weights of the coupled score (engine/coupling.py) are fitted on so many roots of
-    training prompts decoded at temperature 1; 0 leaves them at 1. storage: in what the checkpoints hold their weights;
-    what a run goes on from is float32. precision: of the products of matrices in a step; "bfloat16" (autocast) leaves
-    weights, sums and optimiser in float32, and is several times as fast where the machine multiplies it (AMX, GPUs).
+    training prompts decoded at temperature 1; 0 leaves them at 1. fit_confidence: likewise the temperatures of a
+    confidence head (engine/confidence.py), on so many rounds of held-out prompts; 0 leaves them at 1. storage: in what
+    the checkpoints hold their weights; what a run goes on from is float32. precision: of the products of matrices in a
+    step; "bfloat16" (autocast) leaves weights, sums and optimiser in float32, and is several times as fast where the
+    machine multiplies it (AMX, GPUs).
     """
 
     epochs: float = attrs.field(default=1.0, validator=_epochs)
@@ -202,6 +204,7 @@ class RunSection:
     log_every: int = attrs.field(default=20, validator=positive)
     threads: int = attrs.field(default=0, validator=_between(0, MOST_THREADS))
     fit_coupling: int = attrs.field(default=0, validator=_between(0, 10**9))
+    fit_confidence: int = attrs.field(default=0, validator=_between(0, 10**9))
     storage: Literal["float32", "bfloat16", "float16"] = "float32"
     precision: Literal["float32", "bfloat16"] = "float32"
 

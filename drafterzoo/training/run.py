@@ -28,6 +28,7 @@ from drafterzoo.drafters.base import Drafter
 from drafterzoo.drafters.block_body import BlockBody
 from drafterzoo.drafters.headed import HeadedDrafter
 from drafterzoo.drafters.recurrent import RecurrentBody
+from drafterzoo.engine import confidence
 from drafterzoo.engine.coupling import collect, fit
 from drafterzoo.engine.sampling import Sampling
 from drafterzoo.errors import CheckpointError, DataError, UsageError, suggest
@@ -118,6 +119,7 @@ def _train(recipe: Recipe, objective: Objective, folder: Path, say: Say) -> Trai
     drafter = build_drafter(recipe, target, rollouts, begun)
     whole = extended(objective, drafter)
     whole.check(drafter)
+    check_fits(recipe, drafter)
     if begun is not None and begun.parent != folder:
         drafter.training_record = {"began_with": drafter.training_record}
     trained = sum(p.numel() for p in drafter.parameters() if p.requires_grad)
@@ -128,6 +130,15 @@ def _train(recipe: Recipe, objective: Objective, folder: Path, say: Say) -> Trai
     trainer = Trainer(recipe, drafter, whole, rollouts, source, folder, say)
     with alone(folder):
         return _run(recipe, trainer, say)
+
+
+def check_fits(recipe: Recipe, drafter: Drafter) -> None:
+    """Raise UsageError where temperatures are to be fitted of a confidence head that there is not."""
+    if recipe.run.fit_confidence and "confidence" not in drafter.capabilities:
+        raise UsageError(
+            f"recipe [run]: fit_confidence is {recipe.run.fit_confidence}, but {drafter.spec} has no confidence head; "
+            f"leave the key out, or train a drafter that has one, such as dspark."
+        )
 
 
 def check_sizes(recipe: Recipe, target: Target) -> None:
@@ -225,6 +236,8 @@ def _run(recipe: Recipe, trainer: Trainer, say: Say) -> TrainResult:
     summary = trainer.train()
     if summary["finished"] and recipe.run.fit_coupling:
         summary["coupling"] = couple(recipe, drafter.target, trainer.rollouts, folder / "best", say)
+    if summary["finished"] and recipe.run.fit_confidence:
+        summary["confidence"] = calibrate(recipe, drafter.target, trainer.rollouts, folder / "best", say)
     if summary["finished"]:
         kept = {"recipe": _whole(recipe), "summary": summary}
         checkpoint.write_whole(folder / FINISHED, json.dumps(kept, indent=2).encode())
@@ -260,6 +273,7 @@ def _is_summary(summary: Any, recipe: Recipe) -> TypeGuard[dict[str, Any]]:
         and all(type(number) is int for number in whole)
         and all(type(number) in (int, float) for number in numbers)
         and (isinstance(summary.get("coupling"), list) or not recipe.run.fit_coupling)
+        and (isinstance(summary.get("confidence"), dict) or not recipe.run.fit_confidence)
     )
 
 
@@ -310,6 +324,35 @@ def couple(recipe: Recipe, target: Target, rollouts: Rollouts, folder: Path, say
     drafter.save_pretrained(folder)
     say(f"coupling weights {list(bare.config.coupling)} fitted on {quantity(roots, 'root')}")
     return list(bare.config.coupling)
+
+
+def calibrate(recipe: Recipe, target: Target, rollouts: Rollouts, folder: Path, say: Say) -> dict[str, Any]:
+    """Fit the confidence temperatures of the checkpoint in `folder` on held-out prompts, and save them there.
+
+    At temperature 1 under `rejection`, whose acceptance the head is trained to foretell. Returns what engine/confidence
+    found. Training prompts serve where none is held out.
+    """
+    saved = checkpoint.read(folder)
+    drafter = restore(saved, target)
+    bare = innermost(drafter)
+    bare.config = attrs.evolve(bare.config, confidence_temperatures=())
+    rows = [rollouts.rows[i] for i in rollouts.split("val") or rollouts.split("train")]
+    trials = confidence.collect(
+        drafter,
+        target,
+        [list(row.prompt_ids) for row in rows],
+        Sampling(temperature=1.0, seed=recipe.run.seed, verification="rejection"),
+        depth=bare.config.proposals,
+        max_new_tokens=COUPLING_TOKENS,
+        limit=recipe.run.fit_confidence,
+    )
+    fitted = confidence.fit(trials)
+    bare.config = attrs.evolve(bare.config, confidence_temperatures=fitted.temperatures)
+    drafter.save_pretrained(folder)
+    error = f"{fitted.error_before[-1]:.3f} to {fitted.error_after[-1]:.3f}"
+    rounds = quantity(len(trials.accepted), "round")
+    say(f"confidence temperatures {list(fitted.temperatures)} fitted on {rounds}; error at the last depth {error}")
+    return {"rounds": len(trials.accepted), **json.loads(json.dumps(attrs.asdict(fitted)))}
 
 
 def _read(recipe: str | Path | dict[str, Any] | Recipe) -> Recipe:

@@ -500,6 +500,6 @@ def describe(recipe: Recipe) -> dict[str, Any]:
     # [generate] says how a missing file of rollouts is made, not what is in the one that exists, which may have other
     # origins and is never made again. What must stay the same is that file, and `resume` compares its sha256.
     values.pop("generate")
-    for key in ("save_every", "log_every", "threads", "fit_coupling", "storage"):
+    for key in ("save_every", "log_every", "threads", "fit_coupling", "fit_confidence", "storage"):
         values["run"].pop(key)
     return json.loads(json.dumps(values))
