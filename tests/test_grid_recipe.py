@@ -252,8 +252,10 @@ def test_what_is_missing_and_how_many_threads_are_said(tmp_path, capsys):
 
 def test_the_papers_tables_are_there_and_small_ones_too():
     names = {path.stem for path in GRIDS}
-    small = {f"pr_table{n}_small" for n in (1, 2, 5, 6, 9)} | {"pr_ablation_small", "pr_gain_small"}
-    assert names == {f"pr_table{n}" for n in (1, 2, 3, 4, 5, 6, 9)} | small
+    small = {f"pr_table{n}_small" for n in (1, 2, 5, 6, 9)} | {"pr_ablation_small", "pr_gain_small", "families_small"}
+    blocks = {"dspark_table1", "dflash_table", "carryover_kinds"}
+    large = {f"pr_table{n}" for n in (1, 2, 3, 4, 5, 6, 9)} | blocks
+    assert names == large | small | {f"{name}_small" for name in blocks}
 
 
 @pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
