@@ -103,6 +103,7 @@ def load(
     revision: str | None = None,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
+    self_test: bool = False,
     **overrides: Any,
 ) -> Drafter:
     """Load a drafter, bound to its target and ready to draft.
@@ -110,8 +111,9 @@ def load(
     spec_or_address: a spec ("eagle3.1", "hass+pr(self_query='token')"), a checkpoint's name ("eagle3.1-smollm2-135m"),
     "hub:org/name@revision", or "dir:path", each with options behind it if need be ("dir:path(packed_dtype='float32')");
     a bare "org/name" is taken as hub:. target: a Target, or what load_target takes; None loads the checkpoint's own,
-    for a spec without weights the embedded default. overrides: options of the base drafter; those behind an address
-    may be a wrapper's, too.
+    for a spec without weights the embedded default. self_test: compare a block drafter's proposals with a few answers
+    of the target first (seconds), since a wrong block layout shows in nothing else. overrides: options of the base
+    drafter; those behind an address may be a wrapper's, too.
 
     Raises UsageError (nothing of that name, an impossible combination) or CheckpointError (damaged, or for another
     target).
@@ -177,6 +179,10 @@ def load(
         drafter.borrow()
         if bound.packed:
             drafter.pack()
+    if self_test and "block" in drafter.capabilities:
+        from drafterzoo.self_test import check_layout
+
+        check_layout(drafter, where=str(place / checkpoint.CONFIG))
     return drafter
 
 

