@@ -3,8 +3,9 @@
     python benchmarks/peers.py --suite starter --limit 10
     python benchmarks/peers.py --python economize=envs/economize/bin/python --python llama.cpp=envs/llama/bin/python
 
-Rows: drafterzoo (plain, lookup, the drafter as a chain and as a tree), transformers (plain, prompt lookup), economize
-(plain, its EAGLE-3 chain on the drafter's weights), and below a line llama.cpp, whose weights are 4-bit. Every engine
+Rows: drafterzoo (plain, lookup, the drafter as a chain and as a tree), transformers (plain, prompt lookup, and of a
+DFlash drafter its own speculation on these weights), economize (plain, its EAGLE-3 chain on the drafter's weights), and
+below a line llama.cpp, whose weights are 4-bit. Every engine
 is loaded once and waits while others answer; per prompt and repeat the rows follow each other in a seeded random order,
 so that a machine that slows down slows all alike. An engine that cannot run is named with its reason, and so is a row
 that failed. Seconds are those of a whole answer, the prompt's reading included; of its repeats the median counts.
@@ -172,7 +173,9 @@ def workers(asked: argparse.Namespace) -> Iterator[tuple[dict[str, Worker], dict
         running, missing = {OWN: own}, {peer: "left out (--without)" for peer in asked.without}
         job["head"] = stack.enter_context(tempfile.TemporaryDirectory())
         try:
-            own.ask(command="export", folder=job["head"])
+            exported = own.ask(command="export", folder=job["head"])
+            if exported["for"] != "economize":
+                missing["economize"] = "it drafts with EAGLE-3 alone"
         except Failed as why:
             missing["economize"] = f"the drafter cannot be written in its layout: {why}"
         for peer in (peer for peer in PEERS if peer not in missing):

@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 
 from drafterzoo.budget import Budget
+from drafterzoo.drafters.base import UnrollBatch, Unrolling
 from drafterzoo.generation import generate
 from drafterzoo.registry import DRAFTERS
 from tests.tiny import tiny_model, tiny_target
@@ -206,3 +207,92 @@ def test_economize_drafts_the_same_chains_with_these_weights(
         own = [token for made in mine.rounds[0] if made.tree for token in made.tree.tokens]
         assert len(set(own)) > 2, "drafts that do not vary would prove little"
         assert drafts[:300] == own[:300]  # towards the end, economize drafts no further than it may answer
+
+
+@pytest.fixture
+def block_exported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """A DFlash of random weights on a tiny target, written for transformers: (drafter, folders of head and target)."""
+    pytest.importorskip("transformers.models.muse_glimmer_assistant", reason="this transformers has no DFlash")
+    target = tiny_target(vocab=VOCABULARY, layers=4)
+    torch.manual_seed(0)
+    options = {"taps": (1, 3), "num_layers": 2, "block_size": 5, "mask_token_id": 2, "draft_vocab_size": VOCABULARY}
+    drafter = DRAFTERS.get("dflash").create(target, **options).eval()
+    for name, weight in drafter.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(weight, 0.5, 2)  # so that a norm left out, or applied twice, shows
+    head = tmp_path / "head"
+    head.mkdir()
+    imported(WORKERS / "drafterzoo_rows.py", monkeypatch).export_dflash(drafter, head)
+    tiny_model(vocab=VOCABULARY, layers=4).save_pretrained(tmp_path / "target")
+    return drafter, head, tmp_path / "target"
+
+
+def test_transformers_block_is_ours_with_these_weights(block_exported: Any) -> None:
+    from transformers import AutoModel
+
+    drafter, head, _ = block_exported
+    theirs = AutoModel.from_pretrained(head).eval()
+    tokens = torch.randint(3, VOCABULARY, (1, 12), generator=torch.Generator().manual_seed(1))
+    features = drafter.target.read(tokens, drafter.taps).features
+    at = torch.arange(12)[None]
+    count, size = 8, drafter.config.block_size  # context rows before the anchor
+    slots = torch.full((1, size), drafter.config.mask_token_id)
+    slots[0, 0] = tokens[0, count]
+    with torch.no_grad():
+        found = theirs(
+            noise_embeds=drafter.embed(slots),
+            context_hidden_states=features[:, :count],
+            position_ids=torch.arange(count + size)[None],
+        ).last_hidden_state[:, 1:]
+        batch = UnrollBatch(tokens, features, at, torch.zeros_like(at), queries=torch.tensor([[count - 1]]))
+        ours = drafter.block_rows(batch, size - 1, Unrolling())[:, 0]
+    torch.testing.assert_close(ours, found, rtol=1e-4, atol=1e-5)
+
+
+def test_transformers_drafts_the_same_blocks_and_gives_the_same_text(
+    block_exported: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.generation import candidate_generator
+
+    drafter, head, folder = block_exported
+    worker = imported(WORKERS / "transformers_rows.py", monkeypatch)
+    job = {
+        "folder": str(folder),
+        "head": str(head),
+        "dtype": "float32",
+        "threads": 1,
+        "nodes": 4,
+        "stops": [VOCABULARY],
+    }
+    _, rows = worker.load(job)
+    plain, _, block = rows.values()
+    seen: list[list[int]] = []
+    propose = candidate_generator.DFlashTokenCandidateGenerator.get_candidates
+
+    def watched(self: Any, input_ids: torch.Tensor, *rest: Any, **more: Any) -> Any:
+        found = propose(self, input_ids, *rest, **more)
+        if found[1] is not None:
+            seen.append(found[0][0, input_ids.shape[1] :].tolist())
+        return found
+
+    monkeypatch.setattr(candidate_generator.DFlashTokenCandidateGenerator, "get_candidates", watched)
+    for prompt in ([3, 9, 4, 9], [5, 6, 7, 8, 3, 10]):
+        seen.clear()
+        tokens, _ = block(prompt, 60)
+        options: dict[str, Any] = {"max_new_tokens": 60, "stop_token_ids": [VOCABULARY], "keep_trees": True}
+        mine = generate(drafter, prompt, budget=Budget.chain(4), **options)
+        assert tokens == plain(prompt, 60)[0] == mine.tokens[0]
+        own = [made.tree.tokens for made in mine.rounds[0] if made.tree]
+        assert len({tuple(one) for one in own}) > 2, "drafts that do not vary would prove little"
+        rounds = min(len(seen), len(own)) - 2  # near the end either drafts no further than it may answer
+        assert rounds > 10 and [one[:4] for one in seen[:rounds]] == own[:rounds]
+
+
+def test_what_transformers_cannot_be_is_not_written_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    target = tiny_target(vocab=VOCABULARY, layers=4)
+    worker = imported(WORKERS / "drafterzoo_rows.py", monkeypatch)
+    for options in ({"qk_norm": False}, {"layout": "anchor_first"}, {"mask_token_id": None}, {"causal": True}):
+        whole = {"taps": (1, 3), "num_layers": 1, "block_size": 5, "mask_token_id": 2, **options}
+        with pytest.raises(ValueError, match="query and key norms"):
+            worker.export_dflash(DRAFTERS.get("dflash").create(target, **whole), tmp_path)
+    assert not list(tmp_path.iterdir())

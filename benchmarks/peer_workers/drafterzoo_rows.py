@@ -1,6 +1,7 @@
 """drafterzoo's rows for `peers.py`, and what only it can do: encode prompts, export its drafter, explain a difference.
 
-Knows drafterzoo; nothing of the peers but the layout that the EAGLE-3 of economize (and others) reads.
+Knows drafterzoo; nothing of the peers but the layouts that they read: the EAGLE-3 of economize (and others), and the
+block drafter of transformers.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from serving import Answer, serve
 
 import drafterzoo
 from drafterzoo.budget import Budget
+from drafterzoo.composition import innermost
 from drafterzoo.drafters.base import Drafter
 from drafterzoo.evaluation.suites import load_suite
 from drafterzoo.generation import generate
@@ -66,8 +68,12 @@ class Bench:
         return {"gap": float(logits[0, -1, request["mine"]] - logits[0, -1, request["theirs"]])}
 
     def export(self, request: dict[str, Any]) -> dict[str, Any]:
-        export_eagle3(self.drafter, Path(request["folder"]))
-        return {}
+        base, folder = innermost(self.drafter), Path(request["folder"])
+        if base.name == "dflash":
+            export_dflash(base, folder)
+            return {"for": "transformers"}
+        export_eagle3(self.drafter, folder)
+        return {"for": "economize"}
 
 
 def export_eagle3(drafter: Any, folder: Path) -> None:
@@ -94,6 +100,37 @@ def export_eagle3(drafter: Any, folder: Path) -> None:
         # outputs of blocks counted from 1: the same numbers as boundaries
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(config.taps)},
         "drafterzoo": {"fc_norm": config.fc_norm, "norm_output": config.norm_output},
+    }
+    (folder / "config.json").write_text(json.dumps(values, indent=2))
+
+
+def export_dflash(drafter: Any, folder: Path) -> None:
+    """Write a DFlash drafter in the layout of transformers' own, whose block attends both ways, on the target's head.
+
+    Where the drafter's vocabulary is smaller than the target's, transformers may propose what it cannot.
+    """
+    config = drafter.config
+    plain = config.layout == "same_position" and not config.sliding_layers and not config.causal
+    borrowed = config.embedding == config.head == "borrowed" and config.mask_token_id is not None
+    if not (plain and borrowed and config.qk_norm and not config.attention_bias):
+        raise ValueError(
+            "transformers' DFlash has query and key norms, full attention both ways, the target's embedding and head, "
+            "and layout same_position"
+        )
+    renamed = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
+    kept = {renamed.get(key, key): value for key, value in drafter.tensors().items() if value.is_floating_point()}
+    save_file({key: value.float() for key, value in kept.items()}, folder / "model.safetensors", {"format": "pt"})
+    named = ("hidden_size", "intermediate_size", "head_dim", "rms_norm_eps", "block_size", "mask_token_id")
+    values = {
+        "architectures": ["MuseGlimmerAssistantModel"],
+        "model_type": "muse_glimmer_assistant",
+        **{name: getattr(config, name) for name in named},
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "layer_types": ["full_attention"] * config.num_layers,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "target_layer_ids": [boundary - 1 for boundary in config.taps],
     }
     (folder / "config.json").write_text(json.dumps(values, indent=2))
 

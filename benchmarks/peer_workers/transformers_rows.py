@@ -1,4 +1,4 @@
-"""transformers' own rows for `peers.py`: plain greedy decoding, and prompt lookup.
+"""transformers' own rows for `peers.py`: plain greedy decoding, prompt lookup, and its DFlash where there are weights.
 
 Knows transformers; nothing of drafterzoo. It tells no acceptance, so its rows have no τ.
 """
@@ -6,10 +6,14 @@ Knows transformers; nothing of drafterzoo. It tells no acceptance, so its rows h
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from serving import Answer, Missing, serve
+
+BLOCKS = "muse_glimmer_assistant"  # the only block drafter that it knows, whoever's weights these are
 
 
 def load(job: dict[str, Any]) -> tuple[str, dict[str, Answer]]:
@@ -22,7 +26,7 @@ def load(job: dict[str, Any]) -> tuple[str, dict[str, Answer]]:
     torch.set_num_threads(job["threads"])
     model = transformers.AutoModelForCausalLM.from_pretrained(job["folder"], dtype=getattr(torch, job["dtype"])).eval()
 
-    def answering(**more: Any) -> Answer:
+    def answering(assistant: Any = None, **more: Any) -> Answer:
         @torch.inference_mode()
         def answer(prompt: Sequence[int], most: int) -> tuple[list[int], None]:
             ids = torch.tensor([list(prompt)])
@@ -33,7 +37,8 @@ def load(job: dict[str, Any]) -> tuple[str, dict[str, Answer]]:
                 pad_token_id=job["stops"][0],
                 **more,
             )
-            made = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+            beside = {} if assistant is None else {"assistant_model": assistant}
+            made = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config, **beside)
             return made[0, len(prompt) :].tolist(), None
 
         return answer
@@ -42,6 +47,11 @@ def load(job: dict[str, Any]) -> tuple[str, dict[str, Answer]]:
         "plain": answering(),
         f"prompt lookup, {job['nodes']} tokens": answering(prompt_lookup_num_tokens=job["nodes"]),
     }
+    head = Path(job["head"])
+    if (head / "config.json").is_file() and json.loads((head / "config.json").read_text()).get("model_type") == BLOCKS:
+        assistant = transformers.AutoModel.from_pretrained(head, dtype=getattr(torch, job["dtype"])).eval()
+        block = assistant.config.block_size
+        rows[f"its DFlash, block of {block}"] = answering(assistant, speculation_type="dflash")
     return f"transformers {transformers.__version__}", rows
 
 
