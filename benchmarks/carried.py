@@ -1,7 +1,7 @@
 """What Carryover's rows are worth and why: the same weights with them and without, by kind of prompt.
 
     python benchmarks/carried.py -d dir:runs/dflash-carryover-smollm2/best --suite starter --limit 21
-    python benchmarks/carried.py -d dir:runs/mine/best --base dir:runs/mine-more/best     beside a control trained as long
+    python benchmarks/carried.py -d dir:runs/mine/best --base dir:runs/mine-more/best    beside a control
 
 Every prompt is answered with the rejected rows carried, with none of them (carry=0), and by the control where one is
 named: the texts are the same, the rounds are not. Beside tau, paired by prompt with 95 % intervals, stand how often a
