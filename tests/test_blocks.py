@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from drafterzoo.budget import Budget
+from drafterzoo.drafters.attention import block_attention, flex_block_attention
 from drafterzoo.drafters.base import UnrollBatch
 from drafterzoo.drafters.block_body import BlockBody, published_taps
 from drafterzoo.drafters.dflash import DFlash
@@ -278,3 +279,24 @@ def test_a_mask_of_its_own_is_as_long_as_an_embedding() -> None:
     assert math.isclose(
         float(drafter.mask_embedding.detach().std()), float(target.embedding_weight().std()), rel_tol=0.5
     )
+
+
+@pytest.mark.parametrize("each", [1, 4])
+def test_flex_attention_sees_and_gives_what_the_dense_form_does(each: int) -> None:
+    """Eager on a CPU, where it has no backward; compiled it is the training forward's on a GPU."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    n, heads, kv, blocks, slots, rows, width = 2, 4, 2, 3, 4, 10, 16
+    generator = torch.Generator().manual_seed(each)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    q = drawn(n, heads, blocks, slots, width)
+    context = [drawn(n, kv, rows, width) for _ in range(2)]
+    own = [drawn(n, kv, blocks, slots, width) for _ in range(2)]
+    seen = torch.rand(n, blocks, each, rows, generator=generator) < 0.5
+    inside = (torch.rand(n, blocks, slots, slots, generator=generator) < 0.5) | torch.eye(slots, dtype=torch.bool)
+    dense = block_attention(q, context, own, seen, inside)
+    flex = flex_block_attention(q, context, own, seen, inside, flex_attention)
+    torch.testing.assert_close(flex, dense, rtol=1e-4, atol=1e-5)
