@@ -67,9 +67,10 @@ class Attention:
 
 
 @contextmanager
-def watched(drafter: Carryover) -> Iterator[Attention]:
-    """Note the attention of every block that `drafter` drafts meanwhile, one request at a time."""
-    found, attend = Attention(drafter.base.config.block_size, drafter.carry), block_body.grouped_attention
+def watched(drafter: Carryover, depth: int) -> Iterator[Attention]:
+    """Note the attention of every block that `drafter` drafts meanwhile, `depth` proposals, one request at a time."""
+    config, attend = drafter.base.config, block_body.grouped_attention
+    found = Attention(min(config.block_size, depth + config.first_slot), drafter.carry)  # behind the block's own slots
 
     def noted(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         found.note(q, k, mask)
@@ -137,7 +138,7 @@ def measure(drafters: dict[str, Drafter], prompts: dict[str, list[list[int]]], a
     options |= {"seed": asked.seed, "keep_trees": True, "batch_size": 1}
     lines: list[dict[str, Any]] = []
     answers: dict[str, list[Generation]] = {name: [] for name in drafters}
-    with watched(on) as attention:
+    with watched(on, asked.budget.depth) as attention:
         for kind in track(prompts, "answering", console=Console(stderr=True)):
             answers["on"].append(generate(on, prompts[kind], **options))
     for name in drafters:

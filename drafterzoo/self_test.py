@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import get_args
+from typing import Any, get_args
 
 import attrs
 import torch
@@ -32,6 +32,11 @@ PROMPTS = (
 )
 
 
+def has_layout(drafter: Drafter) -> bool:
+    """Whether it drafts blocks as ours do."""
+    return isinstance(innermost(drafter), BlockBody)
+
+
 def layout_agreement(drafter: Drafter, prompts: Sequence[Prompt] = PROMPTS) -> dict[str, float]:
     """By layout, the share of proposals that are the target's own choice, below every token of a few greedy answers.
 
@@ -42,17 +47,18 @@ def layout_agreement(drafter: Drafter, prompts: Sequence[Prompt] = PROMPTS) -> d
         raise UsageError(f"self-test: {drafter.spec} drafts no blocks, so there is no layout to test.")
     answers = generate("none", list(prompts), target=base.target, max_new_tokens=TOKENS)
     found: dict[str, list[Tensor]] = {layout: [] for layout in LAYOUTS}
+    layouts = [layout for layout in LAYOUTS if base.config.block_size > (layout == "same_position")]
     for prompt, answer in zip(answers.prompts, answers.tokens, strict=True):
         if len(answer) <= DEPTHS:
             continue
         with torch.inference_mode():
             batch = _text(base, prompt, answer)
-            for layout in LAYOUTS:
+            for layout in layouts:
                 with _as(base, layout):
                     found[layout].append(_agreed(base, batch))
-    if not found[LAYOUTS[0]]:
+    if not any(found.values()):
         raise UsageError("self-test: every answer is too short to tell a layout by; give other prompts.")
-    return {layout: float(torch.cat(parts).float().mean()) for layout, parts in found.items()}
+    return {layout: float(torch.cat(parts).float().mean()) for layout, parts in found.items() if parts}
 
 
 def check_layout(drafter: Drafter, prompts: Sequence[Prompt] = PROMPTS, where: str = "") -> dict[str, float]:
@@ -71,9 +77,10 @@ def check_layout(drafter: Drafter, prompts: Sequence[Prompt] = PROMPTS, where: s
 
 @contextmanager
 def _as(base: BlockBody, layout: Layout) -> Iterator[None]:
-    """The drafter, read by another layout for a while; a block is as wide either way."""
+    """The drafter, read by another layout for a while; a block is as wide either way, but proposes more or less."""
     kept = base.config
-    base.config = attrs.evolve(kept, layout=layout)
+    fitted: dict[str, Any] = {"confidence_temperatures": ()} if hasattr(kept, "confidence_temperatures") else {}
+    base.config = attrs.evolve(kept, layout=layout, **fitted)
     try:
         yield
     finally:

@@ -62,6 +62,16 @@ def test_it_compares_the_same_weights_and_sees_where_the_block_looks(carried: An
     carried.show(found)
 
 
+@pytest.mark.parametrize("depth", [2, 3, 9])
+def test_it_looks_where_the_carried_rows_lie(carried: Any, depth: int) -> None:
+    """A shallow budget takes fewer slots of a block, and what is carried lies right behind them."""
+    target = tiny_target(dtype=torch.float64)
+    on = build("dflash+carryover", target)
+    with carried.watched(on, depth) as seen:
+        state = on.open(target, 1, 40, depth, on.rows_per_round(depth, 1))
+    assert seen.first == state.slots and seen.rows == on.carry
+
+
 def test_attention_is_the_softmax_s_mass_on_those_rows(carried: Any) -> None:
     seen = carried.Attention(first=2, rows=2)
     q, k = torch.zeros(1, 2, 2, 4), torch.zeros(1, 1, 6, 4)

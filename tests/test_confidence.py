@@ -10,7 +10,8 @@ import attrs
 import pytest
 import torch
 
-from drafterzoo import load
+from drafterzoo import generate, load
+from drafterzoo.budget import Budget
 from drafterzoo.engine.confidence import BINS, Trials, calibration_error, collect, fit
 from drafterzoo.engine.sampling import Sampling
 from drafterzoo.errors import UsageError
@@ -84,8 +85,23 @@ def test_a_temperature_divides_what_the_head_says(target: Target) -> None:
 
 
 def test_a_drafter_without_such_a_head_has_nothing_to_fit(target: Target) -> None:
-    with pytest.raises(UsageError, match="confidence"):
+    with pytest.raises(UsageError, match="this drafter has no confidence head, so there is nothing to fit; try dspark"):
         collect(build("dflash", target), target, PROMPTS, Sampling(), depth=3)
+
+
+def test_only_rounds_that_a_stop_token_ends_are_left_out(target: Target) -> None:
+    """One that meets the limit is counted as far as it went; and a head that despairs is heard out."""
+    drafter = build("dspark", target)
+    depth = drafter.config.proposals
+    with torch.no_grad():
+        drafter.confidence_head.proj.bias.fill_(-60.0)
+    answer = generate(drafter, PROMPTS[:1], budget=Budget.chain(depth), max_new_tokens=20)
+    trials = collect(drafter, target, PROMPTS[:1], Sampling(), depth=depth, max_new_tokens=20)
+    assert answer.finished == ["length"] and trials.accepted.tolist() == [r.walked for r in answer.rounds[0]]
+    assert bool((trials.logits < -20).all())
+    none = collect(drafter, target, PROMPTS[:1], Sampling(), depth=depth, max_new_tokens=1)
+    with pytest.raises(UsageError, match="nothing to fit"):
+        fit(none)
 
 
 def test_a_run_ends_with_the_fit_and_saves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from torch import nn
 
 from drafterzoo.errors import UsageError
 from drafterzoo.evaluation.conditions import target_conditions
+from drafterzoo.registry import DRAFTERS
 from drafterzoo.target import load_target, packed
 from drafterzoo.target.packed import PackedLinear, can_pack, pack_linears, packing_works, quickest_dense_rows
 from tests.tiny import KINDS, tiny_model, tiny_target
@@ -62,6 +63,17 @@ def test_float16_multiplies_rounded_weights_in_float32_and_gives_the_weight_back
     assert torch.equal(stored.to_dense(), linear.weight) and stored._dense is None, (
         "nothing was lost, so nothing is kept"
     )
+
+
+@needs_float16
+def test_a_drafter_of_such_weights_is_packed_in_float32_unless_float16_was_asked_for(monkeypatch):
+    monkeypatch.setattr("drafterzoo.drafters.base.quickest_dtype", lambda: torch.float16)
+    target = tiny_target()
+    for asked, chosen in (("auto", torch.float32), ("float32", torch.float32)):
+        drafter = DRAFTERS.get("eagle3.1").create(target, taps=(2, 4, 6), packed_dtype=asked)
+        drafter.layers[0].mlp.up_proj.weight.data[0, 0] = 7e4
+        drafter.pack()
+        assert drafter.packed == chosen
 
 
 @needs_float16

@@ -68,6 +68,14 @@ def test_the_wrong_layout_is_found_and_the_right_one_passes(name: str, layout: s
         check_layout(drafter, PROMPTS)
 
 
+def test_fitted_temperatures_are_of_no_matter(target: Target) -> None:
+    """There are as many as a block proposes, which the layout decides."""
+    drafter = build("dspark", target)
+    fitted = attrs.evolve(drafter.config, confidence_temperatures=(1.5,) * drafter.config.proposals)
+    drafter.config = fitted
+    assert set(layout_agreement(drafter, PROMPTS)) == set(LAYOUTS) and drafter.config == fitted
+
+
 def test_a_drafter_that_has_learnt_nothing_is_not_accused(target: Target) -> None:
     assert set(check_layout(build("dflash", target), PROMPTS)) == set(LAYOUTS)
 

@@ -184,9 +184,13 @@ def test_ties_go_to_the_parent_and_to_the_earlier_offer() -> None:
     assert tree.depths[0].tolist() == [1, 1, 2] and tree.parents[0].tolist() == [0, 0, 1]
 
 
-def test_a_frontier_row_sees_its_ancestors_rows_and_itself() -> None:
+@pytest.mark.parametrize("nodes", [12, 30])
+@pytest.mark.parametrize("advance", [0, 2])
+def test_a_frontier_row_sees_its_ancestors_rows_and_itself(nodes: int, advance: int) -> None:
     drafter = Scripted(3, seed=1)
-    grown(drafter, Budget(nodes=12, depth=4, grow=3, offer=3))
+    grown(drafter, Budget(nodes=nodes - 6 * (advance > 0), depth=4, grow=3 - advance // 2, offer=3, advance=advance))
+    for before, frontier in itertools.pairwise(drafter.frontiers):
+        assert before.first_row + before.width <= frontier.first_row, "no row is overwritten within a round"
     row_of = {(r, -1): 0 for r in range(2)}
     parent_of: dict[tuple[int, int], int] = {}
     offset = 0

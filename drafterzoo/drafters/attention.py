@@ -56,10 +56,10 @@ def block_attention(
     context: k and v [n, KV, T, d]; own: k and v [n, KV, Q, S, d] of each block; seen [n, Q, 1 or b, T] and inside
     [n, Q, b, S] bool: what of both a slot attends, something at least. Returns [n, Q, b, H*d].
 
-    On a GPU, where torch has it, by FlexAttention, which skips what no slot sees and holds no weights; elsewhere
-    densely.
+    In training on a GPU by FlexAttention, where this torch can compile it for these heads: it skips what no slot sees
+    and holds no weights. Elsewhere densely.
     """
-    if q.is_cuda and has_flex():
+    if q.is_cuda and torch.is_grad_enabled() and q.shape[-1] >= 16 and q.dtype != torch.float64 and has_flex():
         return flex_block_attention(q, context, own, seen, inside, compiled_flex())
     (k, v), (own_k, own_v) = context, own
     folded = q.unflatten(1, (k.shape[1], -1)) * q.shape[-1] ** -0.5
@@ -101,8 +101,8 @@ def flex_block_attention(
 
 @cache
 def has_flex() -> bool:
-    """Whether this build of torch has FlexAttention."""
-    return find_spec("torch.nn.attention.flex_attention") is not None
+    """Whether this torch has FlexAttention, and what compiles it."""
+    return all(find_spec(name) is not None for name in ("torch.nn.attention.flex_attention", "triton"))
 
 
 @cache

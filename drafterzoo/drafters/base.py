@@ -20,7 +20,7 @@ from drafterzoo import checkpoint
 from drafterzoo.budget import Budget
 from drafterzoo.engine.contract import Committed, Counters, DraftState, Frontier, Offers
 from drafterzoo.errors import CheckpointError, DrafterzooError, UsageError, suggest
-from drafterzoo.target.packed import PackedLinear, pack_linears, packing_works, quickest_dtype
+from drafterzoo.target.packed import PackedLinear, fits_float16, pack_linears, packing_works, quickest_dtype
 
 if TYPE_CHECKING:
     from drafterzoo.engine.sampling import Selector
@@ -185,7 +185,8 @@ class Drafter(nn.Module):
         """
         asked = getattr(self.config, "packed_dtype", "float32")
         if asked == "auto":
-            return quickest_dtype()
+            quickest = quickest_dtype()
+            return torch.float32 if quickest == torch.float16 and not fits_float16(self) else quickest
         dtype: torch.dtype = getattr(torch, asked)
         if not packing_works(dtype):
             raise UsageError(

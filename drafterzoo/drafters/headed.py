@@ -214,4 +214,5 @@ class HeadedDrafter(Drafter):
     def pack(self) -> None:
         super().pack()
         if isinstance(head := self._borrowed.get("linear"), nn.Linear) and can_pack(head):
-            self._borrowed["linear"] = PackedLinear(head, self.packed_dtype())
+            assert self.packed is not None, "packed above"
+            self._borrowed["linear"] = PackedLinear(head, self.packed)

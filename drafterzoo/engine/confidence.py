@@ -26,7 +26,7 @@ from drafterzoo.target.target import Target
 BINS = 15  # of chances from 0 to 1, in which hoped and found are compared
 GRID = 49  # temperatures tried at every depth, from an eighth to eight, evenly on a log scale
 _AS_GOOD = 1e-6  # an error that is larger by less is none
-_ASKING = 1e-12  # of a budget's c_min: has the head asked, and cuts nothing
+_ASKING = 5e-324  # of a budget's c_min, the least number there is: has the head asked, and cuts nothing
 
 
 @attrs.frozen(eq=False)
@@ -58,8 +58,7 @@ class _Noting:
 
     def expand(self, state: Any, frontier: Frontier, select: Selector) -> Offers:
         offers: Offers = self._inner.expand(state, frontier, select)
-        if offers.hope is None:
-            raise UsageError("confidence: this drafter has no confidence head, so there is nothing to fit; try dspark.")
+        assert offers.hope is not None, "who has a confidence head answers when asked"
         if frontier.step == 0:
             self.logits = []
         chance = float(offers.hope[0, 0].double().exp().clamp(1e-9, 1 - 1e-9))
@@ -79,9 +78,11 @@ def collect(
 ) -> Trials:
     """Decode prompts one by one in chains of `depth`, noting hopes and acceptance; stops after `limit` rounds.
 
-    The round that an answer ends in is left out: how far it would have gone is not known. Raises UsageError for a
-    drafter without a confidence head, and where no answer is long enough.
+    A round that a stop token ended is left out: how far it would have gone is not known. Raises UsageError for a
+    drafter without a confidence head.
     """
+    if "confidence" not in drafter.capabilities:
+        raise UsageError("confidence: this drafter has no confidence head, so there is nothing to fit; try dspark.")
     budget = Budget(depth, depth, 1, 1, c_min=_ASKING)
     settings = Settings(budget, sampling, max_new_tokens, target.eos_token_ids)
     noting = _Noting(drafter)
@@ -92,21 +93,22 @@ def collect(
         batch.prefill()
         while batch.alive and len(accepted) < limit:
             emission = batch.round()[0]
-            if emission.round is not None and emission.finished is None and len(noting.logits) == depth:
+            if emission.round is not None and emission.finished != "stop" and len(noting.logits) == depth:
                 logits.append(noting.logits)
                 accepted.append(emission.round.accepted)
         if len(accepted) >= limit:
             break
-    if not accepted:
-        raise UsageError("confidence: no answer has a round that does not end it, so there is nothing to fit.")
-    return Trials(torch.tensor(logits), torch.tensor(accepted))
+    return Trials(torch.tensor(logits).view(-1, depth), torch.tensor(accepted, dtype=torch.int64))
 
 
 def fit(trials: Trials) -> ConfidenceFit:
     """From the first depth on, the temperature of least calibration error, those before it kept as they are.
 
     Of several that are as good the one nearest to 1 is taken, so that a depth which nothing reached stays as it was.
+    Raises UsageError where there is no round to fit on.
     """
+    if not len(trials.accepted):
+        raise UsageError("confidence: no answer has a round that no stop token ends, so there is nothing to fit.")
     grid = torch.logspace(-3, 3, GRID, base=2.0, dtype=torch.float64)
     nearest = grid[grid.log().abs().argsort(stable=True)]
     before = after = torch.zeros(len(trials.accepted), dtype=torch.float64)

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import attrs
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from drafterzoo.budget import Budget
 from drafterzoo.engine.contract import DraftState, DraftTree, Frontier, Merge, Offers, Proposer
@@ -89,6 +89,7 @@ class Growth:
         self._open = self.fertile  # of this step: the fertile ones that may still have children in the final tree
         self._drawn = False  # by `rejection`
         self._forwarded = 0  # rows so far
+        self._valid = self.paths > -math.inf  # of the newest frontier
         self._grown = 1  # rows of the newest frontier; what a drafter offers beyond them are second thoughts
         self._newest = 0  # how many candidates the last step offered
         self._full = 0  # how many it would have offered, had no frontier been narrow
@@ -119,7 +120,8 @@ class Growth:
             chosen, valid = self._chosen(narrow)
             if not (narrow and len(valid) == 1):  # where nothing grows any more a draft ends, as it does alone
                 self._open = self._open.masked_fill(~valid.any(dim=1, keepdim=True), -math.inf)
-        width = self._grown = chosen.shape[1]
+        width, self._valid = chosen.shape[1], valid
+        self._grown = width
         return Frontier(
             step=step,
             first_row=first,
@@ -140,8 +142,8 @@ class Growth:
 
         A child never ranks above its parent, and of equals the one offered first: once as many candidates as the tree
         holds stand at least as high as a node, nothing below it is kept, unless a second thought lowers one of them
-        (merge "newest" or "mean"): it counts as if none did. Under `rejection` what is kept is laid down beforehand
-        (`allocation`).
+        (merge "newest" or "mean") or raises the node itself: it counts as if none did. Under `rejection` what is kept
+        is laid down beforehand (`allocation`).
         """
         nodes, ranks = self.budget.nodes, self.ranks[:, 1:]
         if self._drawn or ranks.shape[1] < nodes:
@@ -162,7 +164,8 @@ class Growth:
             return chosen, valid
         wanted = valid.any(dim=0)
         most = int(wanted.sum())
-        self._skipped = min(width, self._full) - most
+        # under `rejection` a row keeps its number, which is its noise's; and there nothing is advanced
+        self._skipped = 0 if advance else min(width, self._full) - most
         if most == len(wanted):
             return chosen, valid
         columns = slice(most) if not advance else wanted  # the best stand first
@@ -201,6 +204,9 @@ class Growth:
         parents = (offers.nodes + 1)[..., None].expand(n, rows, k).flatten(1)
         sources = torch.arange(self._forwarded, self._forwarded + rows, device=parents.device)
         scores = _no_nan(offers.scores.flatten(1).clamp(max=0.0))  # never above the parent: ancestors rank first
+        if self.budget.advance:  # a row that stands for nothing may be of a node that could grow, but was not chosen
+            own = ~self._valid.repeat_interleave(k, dim=1)
+            scores = scores.masked_fill(nn.functional.pad(own, (0, scores.shape[1] - own.shape[1])), -math.inf)
         if offers.hope is not None:
             scores = scores.masked_fill((offers.hope < self.least_hope).repeat_interleave(k, dim=1), -math.inf)
             self._add_hopes(offers.hope, parents, k)

@@ -24,7 +24,8 @@ class PackedLinear(nn.Module):
     """`nn.Linear` for inference in float32 on CPU: x [..., in] -> [..., out].
 
     dtype float16 keeps the weight in float16 and multiplies in float32: half the memory to read, and of a checkpoint
-    stored in float16 the same numbers. bfloat16 multiplies in bfloat16: half the memory, a rounded product. The dense
+    stored in float16 the same numbers. As in float32, the last bits of a row's product depend on how many rows there
+    are. bfloat16 multiplies in bfloat16: half the memory, a rounded product. The dense
     weight is kept where the packed one has lost some of its bits, to be given back as it was.
 
     dense_rows: inputs of so many rows at most go through the dense weight, which is then kept (float32 alone).
@@ -72,6 +73,11 @@ class PackedLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+def fits_float16(model: nn.Module) -> bool:
+    """Whether every layer that can be packed holds numbers that float16 has room for."""
+    return all(float(m.weight.detach().abs().amax()) <= _GREATEST for m in model.modules() if can_pack(m))
 
 
 def _within_float16(weight: Tensor) -> Tensor:

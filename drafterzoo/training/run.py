@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -56,7 +56,7 @@ from drafterzoo.training.objectives.ttt import TTT
 from drafterzoo.training.objectives.tv import TotalVariation
 from drafterzoo.training.recipe import Recipe, build_recipe, kept_recipe, read_recipe
 from drafterzoo.training.ridge import ridge_start
-from drafterzoo.training.rollouts import OR_GENERATE, Rollouts, expand_path, read_rollouts, thinned
+from drafterzoo.training.rollouts import OR_GENERATE, Rollout, Rollouts, expand_path, read_rollouts, thinned
 from drafterzoo.training.state import STATE
 from drafterzoo.training.trainer import Say, Trainer
 from drafterzoo.training.vocabulary import coverage, frequent_ids
@@ -309,7 +309,7 @@ def couple(recipe: Recipe, target: Target, rollouts: Rollouts, folder: Path, say
     samples = collect(
         drafter,
         target,
-        [list(rows[i].prompt_ids) for i in order],
+        _prompts([rows[i] for i in order], target),
         Sampling(temperature=1.0, seed=recipe.run.seed),
         max_new_tokens=COUPLING_TOKENS,
         limit=recipe.run.fit_coupling,
@@ -326,6 +326,12 @@ def couple(recipe: Recipe, target: Target, rollouts: Rollouts, folder: Path, say
     return list(bare.config.coupling)
 
 
+def _prompts(rows: Sequence[Rollout], target: Target) -> list[list[int]]:
+    """The prompts of these rows that leave room for an answer."""
+    most = target.max_positions - COUPLING_TOKENS
+    return [list(row.prompt_ids) for row in rows if len(row.prompt_ids) <= most]
+
+
 def calibrate(recipe: Recipe, target: Target, rollouts: Rollouts, folder: Path, say: Say) -> dict[str, Any]:
     """Fit the confidence temperatures of the checkpoint in `folder` on held-out prompts, and save them there.
 
@@ -340,12 +346,17 @@ def calibrate(recipe: Recipe, target: Target, rollouts: Rollouts, folder: Path, 
     trials = confidence.collect(
         drafter,
         target,
-        [list(row.prompt_ids) for row in rows],
+        _prompts(rows, target),
         Sampling(temperature=1.0, seed=recipe.run.seed, verification="rejection"),
         depth=bare.config.proposals,
         max_new_tokens=COUPLING_TOKENS,
         limit=recipe.run.fit_confidence,
     )
+    if not len(trials.accepted):  # what was trained is kept, and the run is done
+        say(
+            "confidence temperatures stay 1: no answer has a round to fit them on; give longer answers, or more of them"
+        )
+        return {"rounds": 0}
     fitted = confidence.fit(trials)
     bare.config = attrs.evolve(bare.config, confidence_temperatures=fitted.temperatures)
     drafter.save_pretrained(folder)

@@ -174,7 +174,7 @@ class Reconsideration(Wrapper):
                 return self._both_levels(state, before, chosen, wanted, frontier, select)
         logits = self.base.frontier_logits(state.base, frontier)
         offers = select(logits, frontier, self.base.ids)
-        state.previous = self._batch(frontier, logits, offers)
+        state.previous = self._batch(frontier, logits, offers) if self._reconsiders(frontier.step + 1) else None
         return offers
 
     def _sighted(self, state: PrState, frontier: Frontier) -> Frontier:
@@ -200,7 +200,7 @@ class Reconsideration(Wrapper):
         embedded = torch.cat((base.embed(frontier.tokens), queries), dim=1)
         logits = self.logits_of_rows(state, rows, width, embedded, hidden)
         offers = select(logits, rows, base.ids)
-        state.previous = self._batch(frontier, logits, offers)
+        state.previous = self._batch(frontier, logits, offers) if self._reconsiders(frontier.step + 1) else None
         if not _alone(frontier):
             for scores in (offers.scores, offers.keep):
                 if scores is not None:
@@ -232,8 +232,8 @@ class Reconsideration(Wrapper):
         Only nodes whose children may still be kept. m is at most what the budget allows, and where the host may look,
         what some request wants.
         """
-        count, gate = min(self.config.reconsider, frontier.extra or self.config.reconsider), self.config.gate
-        wanted = before.confidence < gate if gate < 1 else before.frontier.valid
+        count = min(self.config.reconsider, frontier.extra or self.config.reconsider)
+        wanted = before.confidence < self.config.gate
         if frontier.fertile is not None:
             wanted = wanted & (frontier.fertile.gather(1, before.frontier.nodes + 1) > -math.inf)
         if not _alone(frontier):
