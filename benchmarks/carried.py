@@ -16,6 +16,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import attrs
 import numpy as np
@@ -76,11 +77,8 @@ def watched(drafter: Carryover, depth: int) -> Iterator[Attention]:
         found.note(q, k, mask)
         return attend(q, k, v, mask)
 
-    block_body.grouped_attention = noted  # type: ignore[assignment]
-    try:
+    with patch.object(block_body, "grouped_attention", noted):
         yield found
-    finally:
-        block_body.grouped_attention = attend
 
 
 def returned(rounds: Sequence[Round], answer: Sequence[int]) -> tuple[int, int]:

@@ -89,8 +89,7 @@ class Growth:
         self._open = self.fertile  # of this step: the fertile ones that may still have children in the final tree
         self._drawn = False  # by `rejection`
         self._forwarded = 0  # rows so far
-        self._valid = self.paths > -math.inf  # of the newest frontier
-        self._grown = 1  # rows of the newest frontier; what a drafter offers beyond them are second thoughts
+        self._valid = self.paths > -math.inf  # of the newest frontier; what is offered beyond it are second thoughts
         self._newest = 0  # how many candidates the last step offered
         self._full = 0  # how many it would have offered, had no frontier been narrow
         self._skipped = 0  # rows of this step that a narrow frontier leaves out; their numbers stay unused
@@ -121,7 +120,6 @@ class Growth:
             if not (narrow and len(valid) == 1):  # where nothing grows any more a draft ends, as it does alone
                 self._open = self._open.masked_fill(~valid.any(dim=1, keepdim=True), -math.inf)
         width, self._valid = chosen.shape[1], valid
-        self._grown = width
         return Frontier(
             step=step,
             first_row=first,
@@ -210,8 +208,9 @@ class Growth:
         if offers.hope is not None:
             scores = scores.masked_fill((offers.hope < self.least_hope).repeat_interleave(k, dim=1), -math.inf)
             self._add_hopes(offers.hope, parents, k)
-        if rows > self._grown and offers.keep is None:
-            scores = self._merged(offers.tokens.flatten(1), parents, scores, self._grown * k, offers.merge)
+        grown = self._valid.shape[1]
+        if rows > grown and offers.keep is None:
+            scores = self._merged(offers.tokens.flatten(1), parents, scores, grown * k, offers.merge)
         paths = ranks = self._open.gather(1, parents) + scores
         fertile = self._above_floor(paths)
         if offers.keep is not None:
