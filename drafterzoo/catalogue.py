@@ -150,6 +150,8 @@ def load(
             with blamed(cls, "being made"):
                 return create(spec, bound, overrides)
         place, options, around = found, spec.options, dict(spec.wrappers)
+    if not checkpoint.is_native(place):
+        return _ready(_read_foreign(place, target, device, dtype, {**options, **overrides}), place, self_test)
     config = checkpoint.read_config(place)
     _check_composition(config, place)
     cls = DRAFTERS.get(config["drafter"]["name"])
@@ -175,16 +177,45 @@ def load(
                 f"{spec_or_address!r}: its weights do not fit what was typed ({', '.join(typed)}), or are damaged "
                 f"({str(error).rstrip('.')}); leave out options that change the shape of a weight."
             ) from error
-        drafter = drafter.to(dtype=bound.dtype)
-        drafter.borrow()
-        if bound.packed:
-            drafter.pack()
+    return _ready(drafter, place, self_test)
+
+
+def _ready(drafter: Drafter, place: Path, self_test: bool) -> Drafter:
+    """A drafter just read, in its target's dtype and packed as it is; self_test: its layout looked at, too."""
+    from drafterzoo import checkpoint
+
+    drafter = drafter.to(dtype=drafter.target.dtype)
+    drafter.borrow()
+    if drafter.target.packed:
+        drafter.pack()
     if self_test:
         from drafterzoo.self_test import check_layout, has_layout
 
         if has_layout(drafter):
             check_layout(drafter, where=str(place / checkpoint.CONFIG))
     return drafter
+
+
+def _read_foreign(
+    place: Path,
+    target: Target | str | None,
+    device: str | torch.device | None,
+    dtype: torch.dtype | None,
+    options: dict[str, Any],
+) -> Drafter:
+    """The drafter in a folder of somebody else's layout, which says nothing of a target that could be trusted.
+
+    Among the options may stand `format` and `aux_convention` (formats/binding.py).
+    """
+    from drafterzoo.formats.binding import read
+
+    if target is None:
+        raise UsageError(
+            f"{place}: not a drafterzoo checkpoint, and other layouts do not say what target they are for; name it, "
+            f"load(..., target='org/name')."
+        )
+    how = {key: options.pop(key) for key in ("format", "aux_convention") if key in options}
+    return read(place, _target(target, None, device, dtype), **how, options=options)
 
 
 def _typed(

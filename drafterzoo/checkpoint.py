@@ -29,12 +29,17 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 @attrs.frozen(eq=False)
 class Native:
-    """A checkpoint as read: its config, its tensors, where they came from and the dtype they are stored in."""
+    """A checkpoint as read: its config, its tensors, where they came from and the dtype they are stored in.
+
+    called: what a tensor is called in the file, for complaints; weights: that file's name.
+    """
 
     folder: Path
     config: dict[str, Any]
     tensors: dict[str, Tensor]
     dtype: torch.dtype
+    called: Callable[[str], str] = str
+    weights: str = WEIGHTS
 
     @property
     def config_file(self) -> str:
@@ -42,7 +47,7 @@ class Native:
 
     @property
     def weights_file(self) -> str:
-        return str(self.folder / WEIGHTS)
+        return str(self.folder / self.weights)
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -87,6 +92,15 @@ def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> P
     weights = safetensors.torch.save(dict(sorted(tensors.items())), {"format": "pt"})
     write_together({folder / WEIGHTS: weights, folder / CONFIG: text.encode()})
     return folder
+
+
+def is_native(folder: Path) -> bool:
+    """Whether a folder is to be read as a checkpoint of ours: unless its config says otherwise, or is nowhere."""
+    try:
+        config = parse_json((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError):
+        return True  # reading it says what is wrong
+    return not isinstance(config, dict) or config.get("library_name") == "drafterzoo"
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -174,19 +188,24 @@ def read(folder: Path) -> Native:
         raise CheckpointError(
             f"{path}: truncated or damaged ({error}); download or save the checkpoint again."
         ) from error
+    check_finite(tensors, path)
+    return Native(folder, config, tensors, getattr(torch, config["dtype"]))
+
+
+def check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Raise CheckpointError for a tensor that holds NaN, an infinity, or what float32 has no room for."""
     for key, value in tensors.items():
         # as float32, the widest that is computed with: a float64 may be too great for it, a float8 cannot be asked
         if value.is_floating_point() and not torch.isfinite(value.float()).all():
             raise CheckpointError(
                 f"{path}: tensor {key!r} holds values that are not finite in float32; train or download it again."
             )
-    return Native(folder, config, tensors, getattr(torch, config["dtype"]))
 
 
-def fill(module: nn.Module, saved: Native, *, but_for: str | None = None, under: str = "") -> None:
+def fill(module: nn.Module, saved: Native, *, but_for: str | None = None) -> None:
     """Load every tensor of the checkpoint into the module, strictly.
 
-    but_for: a submodule that has its weights. under: what the keys begin with in the file, for complaints.
+    but_for: a submodule that has its weights.
 
     Raises CheckpointError when a tensor is left over, a parameter is left empty, or a shape differs.
     """
@@ -195,23 +214,23 @@ def fill(module: nn.Module, saved: Native, *, but_for: str | None = None, under:
     missing, extra = sorted(own.keys() - saved.tensors.keys()), sorted(saved.tensors.keys() - own.keys())
     if missing:
         raise CheckpointError(
-            f"{saved.weights_file}: tensor {under + missing[0]!r} is missing ({len(missing)} in all), expected shape "
-            f"{list(own[missing[0]].shape)}; the file does not belong to its {CONFIG}, download or save it again."
+            f"{saved.weights_file}: tensor {saved.called(missing[0])!r} is missing ({len(missing)} in all), expected "
+            f"shape {list(own[missing[0]].shape)}; the file does not belong to its {CONFIG}, download or save it again."
         )
     if extra:
         raise CheckpointError(
-            f"{saved.weights_file}: tensor {under + extra[0]!r} is not used by this drafter ({len(extra)} in all)"
+            f"{saved.weights_file}: tensor {saved.called(extra[0])!r} is not used by this drafter ({len(extra)} in all)"
             f"{suggest(extra[0], own)}; a flag in {CONFIG} may be wrong, or the file belongs to another drafter."
         )
     for key, value in saved.tensors.items():
         if value.shape != own[key].shape:
             raise CheckpointError(
-                f"{saved.weights_file}: tensor {under + key!r} has shape {list(value.shape)}, expected "
+                f"{saved.weights_file}: tensor {saved.called(key)!r} has shape {list(value.shape)}, expected "
                 f"{list(own[key].shape)} from {CONFIG}; the two files do not belong together."
             )
         if value.is_floating_point() != own[key].is_floating_point():
             raise CheckpointError(
-                f"{saved.weights_file}: tensor {under + key!r} is {value.dtype}, expected {own[key].dtype}."
+                f"{saved.weights_file}: tensor {saved.called(key)!r} is {value.dtype}, expected {own[key].dtype}."
             )
     module.load_state_dict({**whole, **{k: v.to(own[k].dtype) for k, v in saved.tensors.items()}})
 

@@ -64,7 +64,8 @@ def _split(saved: checkpoint.Native) -> tuple[checkpoint.Native, dict[str, check
     for section in saved.config.get("wrappers", []):
         prefix = f"{PREFIX}{section['name']}."
         own = {key.removeprefix(prefix): base.pop(key) for key in list(base) if key.startswith(prefix)}
-        parts[section["name"]] = attrs.evolve(saved, config={**saved.config, "drafter": section}, tensors=own)
+        config = {**saved.config, "drafter": section}
+        parts[section["name"]] = attrs.evolve(saved, config=config, tensors=own, called=prefix.__add__)
     bare = {"spec": saved.config["drafter"]["name"]} if parts else {}
     # what is nobody's stays the base's, which says so
     return attrs.evolve(saved, config={**saved.config, **bare}, tensors=base), parts

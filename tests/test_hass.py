@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from drafterzoo import load
-from drafterzoo.drafters.attention import rotary
 from drafterzoo.drafters.base import UnrollBatch, Unrolling
 from drafterzoo.drafters.eagle31 import Eagle31
 from drafterzoo.drafters.hass import Hass as HassDrafter
+from drafterzoo.drafters.rope import rotary
 from drafterzoo.errors import UsageError
 from drafterzoo.registry import DRAFTERS
 from drafterzoo.target import Target
@@ -72,7 +72,7 @@ def aligned(drafter: Any, batch: UnrollBatch, passes: int, legacy: bool) -> list
     def projected(stream: Tensor, row: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(z, q, k, v) of a row of a stream; the token it reads is the one after it."""
         z = drafter.fc(torch.cat((embedded[row + 1], stream[row])))[None, None]
-        cos, sin = rotary(torch.tensor([[row]]), drafter.config.head_dim, drafter.config.rope_theta, z.dtype)
+        cos, sin = rotary(torch.tensor([[row]]), drafter.config, z.dtype)
         k, v = attention.keys(z, cos, sin)
         return z[0, 0], attention.queries(z, cos, sin)[0, :, 0], k[0, :, 0], v[0, :, 0]
 

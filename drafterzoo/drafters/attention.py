@@ -15,17 +15,6 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def rotary(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [n, 1, R, head_dim] of rotate-half RoPE at `positions` [n, R].
-
-    Computed from the positions at hand, so that no maximum length is built in (eagle.md 5, row 9).
-    """
-    frequencies = theta ** (-torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim)
-    angles = positions[..., None].float() * frequencies
-    angles = torch.cat((angles, angles), dim=-1)[:, None]
-    return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Apply `rotary` to x [n, heads, R, head_dim]."""
     low, high = x.chunk(2, dim=-1)

@@ -24,6 +24,7 @@ from drafterzoo.target.packed import PackedLinear, fits_float16, pack_linears, p
 
 if TYPE_CHECKING:
     from drafterzoo.engine.sampling import Selector
+    from drafterzoo.formats.base import Origin
     from drafterzoo.target.target import Target
 
 _DRAFTER = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*: ")  # what a complaint begins with
@@ -91,6 +92,7 @@ class Drafter(nn.Module):
         self.training_record: dict[str, Any] = {}
         self.storage_dtype = torch.float32
         self.packed: torch.dtype | None = None  # in what packed layers multiply; None: none are packed
+        self.origin: Origin | None = None  # the foreign checkpoint that it was read from
         object.__setattr__(self, "target", target)  # not a submodule: the target is never trained, saved or counted
 
     target: Target
@@ -240,10 +242,9 @@ class Drafter(nn.Module):
         """Write the checkpoint in a named layout. Raises UsageError for a layout nobody has registered."""
         if layout == "native":
             return self.save_pretrained(directory)
-        from drafterzoo.registry import FORMATS
+        from drafterzoo.formats.binding import write
 
-        FORMATS.get(layout).write(self, Path(directory))
-        return Path(directory)
+        return write(self, Path(directory), layout)
 
     @classmethod
     def from_checkpoint(cls, saved: checkpoint.Native, target: Target) -> Self:

@@ -20,11 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from drafterzoo.checkpoint import LATER
-from drafterzoo.drafters.attention import block_attention, grouped_attention, rotary
+from drafterzoo.drafters.attention import block_attention, grouped_attention
 from drafterzoo.drafters.base import UnrollBatch, Unrolling, counted, with_options
 from drafterzoo.drafters.blocks import Layer, PlainLayer, check_sizes, widths_of
 from drafterzoo.drafters.context import ContextCache
 from drafterzoo.drafters.headed import HeadedDrafter, check_vocabulary
+from drafterzoo.drafters.rope import rotary
 from drafterzoo.drafters.rows import at_rows, causal, row_numbers, shift_left
 from drafterzoo.engine.contract import Committed, Counters, Frontier, Offers
 from drafterzoo.errors import UsageError
@@ -71,6 +72,7 @@ class BlockConfig:
     causal: bool | None = None
     head: Literal["own", "borrowed"] = "borrowed"
     embedding: Literal["own", "borrowed"] = "borrowed"
+    rope_scaling: dict[str, Any] | None = attrs.field(default=None, metadata=LATER)
     coupling: tuple[float, float] = attrs.field(default=(1.0, 1.0), metadata=LATER)
     packed_dtype: Literal["auto", "float32", "bfloat16", "float16"] = attrs.field(default="auto", metadata=LATER)
 
@@ -344,7 +346,7 @@ class BlockBody(HeadedDrafter):
         own = torch.arange(count, device=anchors.device)
         positions = cache.lengths[:, None] + own
         hidden = self.blocks(anchors, count)
-        cos, sin = rotary(positions, self.config.head_dim, self.config.rope_theta, hidden.dtype)
+        cos, sin = rotary(positions, self.config, hidden.dtype)
         for index, layer in enumerate(self.layers):
             residual, x = layer.enter(hidden, hidden)
             cache.write(index, own.expand_as(positions), *layer.self_attn.keys(x, cos, sin))
@@ -422,7 +424,7 @@ class BlockBody(HeadedDrafter):
         context_keys = self._context_keys(features, batch.positions)
         more = None if carried is None else self._context_keys(carried.features, carried.positions, carried.mark)
         seen = causal(batch)
-        cos, sin = rotary(own.flatten(1), config.head_dim, config.rope_theta, hidden.dtype)
+        cos, sin = rotary(own.flatten(1), config, hidden.dtype)
         for index, layer in enumerate(self.layers):
             residual, x = layer.enter(hidden, hidden)
             flat = x.flatten(1, 2)
@@ -442,7 +444,7 @@ class BlockBody(HeadedDrafter):
         self, features: Tensor, positions: Tensor, mark: Tensor | None = None
     ) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of every layer of context rows [n, T]. mark [h]: added to what the layers read."""
-        cos, sin = rotary(positions, self.config.head_dim, self.config.rope_theta, self.like.dtype)
+        cos, sin = rotary(positions, self.config, self.like.dtype)
         contexts = self.contexts(features.to(self.like.dtype))
         if mark is not None:
             contexts = [context + mark for context in contexts]

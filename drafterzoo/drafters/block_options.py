@@ -21,6 +21,7 @@ MEANINGS = {
     "num_layers": "decoder layers",
     "rms_norm_eps": "what the norms add to the mean square",
     "rope_theta": "base of the rotary positions",
+    "rope_scaling": "how their frequencies are scaled, in the words of transformers; none: not at all",
     "attention_bias": "a bias in the projections of attention",
     "qk_norm": "a norm on every head's queries and keys",
     "sliding_window": "positions that a sliding layer looks back, its own included; none: no layer slides",

@@ -7,12 +7,14 @@ halves, queries and keys, because drafting writes keys into a memory before anyt
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 from drafterzoo.drafters.attention import rotate
+from drafterzoo.drafters.rope import check_rope
 from drafterzoo.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ class Sizes(Protocol):
     def rms_norm_eps(self) -> float: ...
     @property
     def rope_theta(self) -> float: ...
+    @property
+    def rope_scaling(self) -> Mapping[str, Any] | None: ...
 
 
 def check_sizes(config: Sizes) -> None:
@@ -54,6 +58,7 @@ def check_sizes(config: Sizes) -> None:
             raise UsageError(f"{name}={getattr(config, name)}, expected at most {most}.")
     if config.head_dim % 2:
         raise UsageError(f"head_dim={config.head_dim} cannot be rotated in pairs; give an even number.")
+    check_rope(config)
     if config.num_heads % config.num_kv_heads:
         raise UsageError(f"num_heads={config.num_heads} is not a multiple of num_kv_heads={config.num_kv_heads}.")
 

@@ -47,6 +47,7 @@ class Eagle2Config:
     fc_bias: bool = True
     qkv_bias: bool = False
     embedding: Literal["own", "borrowed"] = "borrowed"
+    rope_scaling: dict[str, Any] | None = attrs.field(default=None, metadata=LATER)
     coupling: tuple[float, float] = attrs.field(default=(1.0, 1.0), metadata=LATER)
     packed_dtype: Literal["auto", "float32", "bfloat16", "float16"] = attrs.field(default="auto", metadata=LATER)
 

@@ -16,10 +16,11 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from drafterzoo.drafters.attention import grouped_attention, rotary
+from drafterzoo.drafters.attention import grouped_attention
 from drafterzoo.drafters.base import UnrollBatch, Unrolling, counted
 from drafterzoo.drafters.context import ContextCache
 from drafterzoo.drafters.headed import HeadedDrafter
+from drafterzoo.drafters.rope import rotary
 from drafterzoo.drafters.rows import at_rows, causal, own_document, shift_left
 from drafterzoo.engine.contract import Committed, Counters, Frontier, Offers
 
@@ -186,7 +187,7 @@ class RecurrentBody(HeadedDrafter):
     ) -> Tensor:
         """The layers over rows [n, R]: writes K/V at `slots`, attends what `view` shows and `mask` [n, R, S] allows."""
         counted(state, embedded.shape[1])
-        cos, sin = rotary(positions, self.config.head_dim, self.config.rope_theta, hidden.dtype)
+        cos, sin = rotary(positions, self.config, hidden.dtype)
         for index, layer in enumerate(self.layers):
             residual, x = self.enter(index, embedded, hidden)
             state.cache.write(index, slots, *layer.self_attn.keys(x, cos, sin))
@@ -235,7 +236,7 @@ class RecurrentBody(HeadedDrafter):
     ) -> Pass:
         """The block over one row of every chain, whose keys join it. embedded: of the tokens, unless given."""
         embedded = self.embed(tokens) if embedded is None else embedded
-        cos, sin = rotary(positions, self.config.head_dim, self.config.rope_theta, hidden.dtype)
+        cos, sin = rotary(positions, self.config, hidden.dtype)
         longer = []
         for index, (layer, chain) in enumerate(zip(self.layers, chains, strict=True)):
             residual, x = self.enter(index, embedded, hidden)
@@ -248,7 +249,7 @@ class RecurrentBody(HeadedDrafter):
         """Pass 0: keys of every row in every layer, the last layer's output of the wanted rows [n, Q, h]."""
         features = batch.features if how.noise is None else batch.features + how.noise.to(batch.features)
         hidden, embedded = self.fuse(features), self.embed(shift_left(batch.tokens, 1))
-        cos, sin = rotary(batch.positions, self.config.head_dim, self.config.rope_theta, hidden.dtype)
+        cos, sin = rotary(batch.positions, self.config, hidden.dtype)
         everything = UnrollBatch(batch.tokens, batch.features, batch.positions, batch.documents)
         chains = []
         for index, layer in enumerate(self.layers):
@@ -256,9 +257,7 @@ class RecurrentBody(HeadedDrafter):
             keys = layer.self_attn.keys(x, cos, sin)
             wanted = batch if index == len(self.layers) - 1 else everything  # earlier layers feed the keys of all rows
             residual, x = at_rows(residual, wanted.queries), at_rows(x, wanted.queries)
-            here = rotary(
-                at_rows(batch.positions, wanted.queries), self.config.head_dim, self.config.rope_theta, hidden.dtype
-            )
+            here = rotary(at_rows(batch.positions, wanted.queries), self.config, hidden.dtype)
             hidden = layer.leave(residual, grouped_attention(layer.self_attn.queries(x, *here), *keys, causal(wanted)))
             chains.append([keys])
         return chains, hidden

@@ -81,7 +81,7 @@ class Wrapper(Drafter):
         config = checkpoint.structure(cls.Config, section, where)
         checkpoint.check_whole(cls.Config, section, where)
         wrapper = cls(base, config)
-        checkpoint.fill(wrapper, saved, but_for="base", under=f"wrappers.{cls.name}.")
+        checkpoint.fill(wrapper, saved, but_for="base")
         return wrapper.to(base.target.device).eval()
 
     def manifest(self) -> dict[str, Any]:
