@@ -40,7 +40,7 @@ from drafterzoo.target import Target
 from drafterzoo.training.rollouts import read_rollouts
 from drafterzoo.wrappers.base import Wrapper
 from tests.oracle import Oracle, plainly
-from tests.test_invariants import BARE, BUDGETS, CARRYING, NAMES, PROMPTS, SAMPLINGS, build
+from tests.test_invariants import BARE, CARRYING, NAMES, PROMPTS, SAMPLINGS, build, in_turn
 from tests.tiny import tiny_target
 
 NETWORKS = [name for name in BARE if DRAFTERS.get(name).has_weights]
@@ -109,7 +109,7 @@ def test_replay_makes_the_rounds_of_the_engine(name: str, sampling: Sampling, ta
     else:
         drafter = build(name, target)
     endings = set()
-    for budget in BUDGETS:
+    for budget in in_turn(sampling):
         settings = Settings(budget, sampling, CUT, stops)
         tokens, rounds = decoded(drafter, settings, keys)
         ahead = [
