@@ -38,6 +38,11 @@ VERBS: dict[str, tuple[str, str]] = {
     ),
     "rollout": ("drafterzoo.cli.rollout:rollout", "Let the target answer prompts, for training on its own words."),
     "train": ("drafterzoo.cli.train:train", "Train a drafter from a recipe."),
+    "convert": (
+        "drafterzoo.cli.convert:convert",
+        "Write a checkpoint in another layout: somebody else's in ours, ours in somebody else's.",
+    ),
+    "export": ("drafterzoo.cli.export:export", "Write a drafter for vLLM or SGLang, and say how to start it there."),
     "doctor": ("drafterzoo.cli.doctor:doctor", "Say what is installed, what it runs on, and what is broken."),
 }
 # verbs that, typed again as they were, go on where they were stopped

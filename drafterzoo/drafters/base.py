@@ -239,12 +239,15 @@ class Drafter(nn.Module):
         return hub.push(self, repo_id, **options)
 
     def export(self, directory: str | os.PathLike[str], layout: str = "native") -> Path:
-        """Write the checkpoint in a named layout. Raises UsageError for a layout nobody has registered."""
+        """Write the checkpoint in a named layout, into a new folder unless it is ours (formats/writing.py).
+
+        Raises UsageError for a layout nobody has registered, and for what it cannot express.
+        """
         if layout == "native":
             return self.save_pretrained(directory)
-        from drafterzoo.formats.binding import write
+        from drafterzoo.formats.writing import write_layout
 
-        return write(self, Path(directory), layout)
+        return write_layout(self, Path(directory), layout)
 
     @classmethod
     def from_checkpoint(cls, saved: checkpoint.Native, target: Target) -> Self:

@@ -18,7 +18,7 @@ from drafterzoo import checkpoint
 from drafterzoo.drafters.base import Drafter, check_together, with_options
 from drafterzoo.errors import CheckpointError, UsageError
 from drafterzoo.formats.base import Convention, Files, Format, Origin, Translated
-from drafterzoo.formats.files import read_files, write_files
+from drafterzoo.formats.files import read_files
 from drafterzoo.registry import DRAFTERS, FORMATS
 from drafterzoo.target.target import Target
 
@@ -72,11 +72,6 @@ def read(
 
         asked = better_convention(lambda one: _bound(files, layout, found, target, one, options), files)
     return _bound(files, layout, found, target, asked, options)
-
-
-def write(drafter: Drafter, folder: Path, format: str) -> Path:
-    """Write a drafter in a named layout. Raises UsageError for what that layout cannot express."""
-    return write_files(FORMATS.get(format).contents(drafter), folder)
 
 
 def _convention(name: str) -> Convention:

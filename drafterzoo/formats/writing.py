@@ -1,0 +1,97 @@
+"""Writing a drafter in a named layout so that what is written is known to load back as the same drafter.
+
+A folder appears whole or not at all. Knows drafters, layouts' round trips and folders; no names of anybody's layout.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import get_args
+
+import attrs
+import torch
+
+from drafterzoo.composition import innermost
+from drafterzoo.drafters.base import Drafter
+from drafterzoo.errors import CheckpointError, DiskError, UsageError
+from drafterzoo.formats.base import Convention
+from drafterzoo.formats.binding import read
+from drafterzoo.formats.files import write_files
+from drafterzoo.registry import FORMATS
+
+NATIVE = "native"
+# Options that no weight depends on and no layout but ours has: how a drafter is run here, not what it computes.
+OURS_ALONE = ("coupling", "packed_dtype", "confidence_temperatures")
+
+
+def write_layout(drafter: Drafter, folder: Path, layout: str) -> Path:
+    """Write a bare drafter into a new folder in a layout, ours or a registered one, and read it back before it stands.
+
+    Raises UsageError for a layout that is unknown or cannot express this drafter and for a folder that holds anything,
+    DiskError where it cannot be made.
+    """
+    with staged(folder) as beside:
+        if layout == NATIVE:
+            drafter.save_pretrained(beside)
+        else:
+            write_files(FORMATS.get(layout).contents(drafter), beside)
+            _check_back(drafter, beside, layout)
+    return folder
+
+
+@contextmanager
+def staged(folder: Path) -> Iterator[Path]:
+    """A folder beside `folder` to be filled, which takes its place at the end, and is gone after a failure."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder}: is there already and not an empty folder; name a new one.")
+    beside = folder.parent / f".{folder.name}.{os.getpid()}.partial"
+    try:
+        beside.mkdir(parents=True)
+        yield beside
+        beside.rename(folder)  # over an empty folder, too
+    except OSError as error:
+        raise DiskError(
+            f"{folder}: cannot be made ({error.strerror}); free some space or choose another folder."
+        ) from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _check_back(drafter: Drafter, folder: Path, layout: str) -> None:
+    """Raise UsageError unless the folder reads back as the same weights and options."""
+    base = innermost(drafter)
+    problems = []
+    # where files do not tell what layer ids say, one of both readings must be the drafter
+    for convention in get_args(Convention):
+        try:
+            again = read(folder, base.target, format=layout, aux_convention=convention)
+        except CheckpointError as error:
+            problems.append(str(error).rstrip("."))
+            continue
+        difference = _difference(base, again)
+        if difference is None:
+            return
+        problems.append(difference)
+    raise UsageError(
+        f"{drafter.spec}: the layout {layout!r} does not hold this drafter: read back, {problems[0]}; choose another "
+        f"layout, or save it with save_pretrained."
+    )
+
+
+def _difference(drafter: Drafter, again: Drafter) -> str | None:
+    """In what a drafter that was read back is another, in words; None where it is the same."""
+    ours, theirs = attrs.asdict(drafter.config), attrs.asdict(again.config)
+    for key, value in ours.items():
+        if key not in OURS_ALONE and theirs.get(key) != value:
+            return f"{key} is {theirs.get(key)!r} and was {value!r}"
+    own, found = drafter.tensors(), again.tensors()
+    for key in sorted(own.keys() ^ found.keys()):
+        return f"{key} is {'new' if key in found else 'missing'}"
+    for key, tensor in own.items():
+        if not torch.equal(tensor.float(), found[key].float()):
+            return f"{key} holds other numbers"
+    return None
