@@ -162,7 +162,7 @@ def load(
         check_together(part, section, given)
     bound = _target(target, config["target"], device, dtype)
     check_fingerprint(config["target"], bound, place)
-    saved = checkpoint.read(place)
+    saved = checkpoint.read(place, bound.dtype)
     saved.config["drafter"].update(overrides)
     for section in saved.config.get("wrappers", []):
         section.update(around.get(section["name"], {}))

@@ -25,13 +25,15 @@ from drafterzoo.parsing import parse_json, wanted
 
 FORMAT_VERSION = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+AT_ONCE = 1 << 20  # numbers of a tensor that are looked at together
 
 
 @attrs.frozen(eq=False)
 class Native:
     """A checkpoint as read: its config, its tensors, where they came from and the dtype they are stored in.
 
-    called: what a tensor is called in the file, for complaints; weights: that file's name.
+    called: what a tensor is called in the file, for complaints; weights: that file's name. wanted: the dtype that
+    floats are to have, None for what a drafter is made with.
     """
 
     folder: Path
@@ -40,6 +42,7 @@ class Native:
     dtype: torch.dtype
     called: Callable[[str], str] = str
     weights: str = WEIGHTS
+    wanted: torch.dtype | None = None
 
     @property
     def config_file(self) -> str:
@@ -174,8 +177,11 @@ def _check_sections(config: Mapping[str, Any], path: Path) -> None:
             )
 
 
-def read(folder: Path) -> Native:
-    """Read a native checkpoint. Raises CheckpointError for anything missing, truncated or not finite."""
+def read(folder: Path, wanted: torch.dtype | None = None) -> Native:
+    """Read a native checkpoint, for a drafter of dtype `wanted` (None: of whatever it is made with).
+
+    Raises CheckpointError for anything missing, truncated or not finite.
+    """
     config = read_config(folder)
     path = folder / WEIGHTS
     try:
@@ -189,14 +195,16 @@ def read(folder: Path) -> Native:
             f"{path}: truncated or damaged ({error}); download or save the checkpoint again."
         ) from error
     check_finite(tensors, path)
-    return Native(folder, config, tensors, getattr(torch, config["dtype"]))
+    return Native(folder, config, tensors, getattr(torch, config["dtype"]), wanted=wanted)
 
 
 def check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Raise CheckpointError for a tensor that holds NaN, an infinity, or what float32 has no room for."""
     for key, value in tensors.items():
-        # as float32, the widest that is computed with: a float64 may be too great for it, a float8 cannot be asked
-        if value.is_floating_point() and not torch.isfinite(value.float()).all():
+        # as float32, the widest that is computed with: a float64 may be too great for it, a float8 cannot be asked; a
+        # part at a time, since a large file is not to be held twice
+        parts = value.flatten().split(AT_ONCE) if value.is_floating_point() else ()
+        if not all(torch.isfinite(part.float()).all() for part in parts):
             raise CheckpointError(
                 f"{path}: tensor {key!r} holds values that are not finite in float32; train or download it again."
             )
@@ -205,7 +213,7 @@ def check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
 def fill(module: nn.Module, saved: Native, *, but_for: str | None = None) -> None:
     """Load every tensor of the checkpoint into the module, strictly.
 
-    but_for: a submodule that has its weights.
+    but_for: a submodule that has its weights. A module on the meta device takes the checkpoint's tensors themselves.
 
     Raises CheckpointError when a tensor is left over, a parameter is left empty, or a shape differs.
     """
@@ -232,7 +240,13 @@ def fill(module: nn.Module, saved: Native, *, but_for: str | None = None) -> Non
             raise CheckpointError(
                 f"{saved.weights_file}: tensor {saved.called(key)!r} is {value.dtype}, expected {own[key].dtype}."
             )
-    module.load_state_dict({**whole, **{k: v.to(own[k].dtype) for k, v in saved.tensors.items()}})
+    read = {key: value.to(_dtype_of(own[key], saved)) for key, value in saved.tensors.items()}
+    # what was made without memory takes the file's, mapped, where no dtype changes
+    module.load_state_dict({**whole, **read}, assign=any(value.is_meta for value in own.values()))
+
+
+def _dtype_of(value: Tensor, saved: Native) -> torch.dtype:
+    return saved.wanted if saved.wanted is not None and value.is_floating_point() else value.dtype
 
 
 LATER = {"later": True}  # metadata of an option that checkpoints were saved without before there was one

@@ -28,7 +28,9 @@ def status_of(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: str) 
 
 
 def test_every_script_is_here() -> None:
-    assert {"memory", "overhead", "packing", "peers", "replay", "sampling", "coforward", "carried"} <= set(SCRIPTS)
+    assert {"memory", "overhead", "packing", "peers", "replay", "sampling", "coforward", "carried", "loading"} <= set(
+        SCRIPTS
+    )
 
 
 @pytest.mark.parametrize("script", SCRIPTS, indirect=True)

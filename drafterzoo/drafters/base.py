@@ -250,12 +250,17 @@ class Drafter(nn.Module):
         return write_layout(self, Path(directory), layout)
 
     @classmethod
+    def without_weights(cls, config: Any, target: Target) -> Self:
+        """A drafter whose weights are about to be read: with any, or on the meta device."""
+        return cls(config, target)
+
+    @classmethod
     def from_checkpoint(cls, saved: checkpoint.Native, target: Target) -> Self:
         """Build the drafter of a checkpoint that has been read. Raises CheckpointError naming file, key and remedy."""
         section = {k: v for k, v in saved.config["drafter"].items() if k != "name"}
         config = _structured(cls.Config, section, saved.config_file, CheckpointError)
         checkpoint.check_whole(cls.Config, section, saved.config_file)
-        drafter = cls(config, target)
+        drafter = cls.without_weights(config, target)
         drafter.check_target(target)
         drafter.storage_dtype = saved.dtype
         checkpoint.fill(drafter, saved)

@@ -94,6 +94,12 @@ class HeadedDrafter(Drafter):
         self.borrow()
 
     @classmethod
+    def without_weights(cls, config: Any, target: Target) -> Self:
+        """On the meta device: of a large checkpoint, none are made only to be thrown away."""
+        with torch.device("meta"):
+            return cls(config, target)
+
+    @classmethod
     def from_checkpoint(cls, saved: Any, target: Target) -> Self:
         drafter = super().from_checkpoint(saved, target)
         drafter.check_maps(saved.weights_file)
@@ -162,8 +168,13 @@ class HeadedDrafter(Drafter):
             raise CheckpointError(f"{where}: {wrong}; d2t must hold offsets, target id = draft id + d2t[draft id].")
 
     def borrow(self) -> None:
-        """Take the target's embedding and head rows, as far as the config says so: neither trained nor saved."""
+        """Take the target's embedding and head rows, as far as the config says so: neither trained nor saved.
+
+        A drafter on the meta device takes none yet: its vocabulary is still to be read.
+        """
         dtype = self.like.dtype
+        if self.like.is_meta and self.target.device.type != "meta":
+            return
         if self.config.embedding == "borrowed":
             self._borrowed["embedding"] = self.target.embedding_weight().detach()
         if self.config.head == "borrowed":
