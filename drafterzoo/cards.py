@@ -90,12 +90,13 @@ def card(
         metadata=metadata(config, title, found.figures if found else (), licence).to_yaml().rstrip(),
         title=title,
         repo_id=repo_id,
-        target={"link": link},
+        target=link,
         about=" with ".join(_told(part) for part in _parts(config)),
         servers=servers,
         facts=list(_facts(config, drafter)),
         training=list(_training(config.get("training", {}))),
-        measured=found,
+        tables=found.tables if found else [],
+        remarks=found.remarks if found else [],
     )
 
 

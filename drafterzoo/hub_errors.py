@@ -42,7 +42,12 @@ def hub_errors(repo_id: str, revision: str | None = None) -> Iterator[None]:
     except (TRANSPORT, OSError, RuntimeError, ValueError) as error:
         if isinstance(error, DrafterzooError):
             raise
-        raise _told(error, f"hub:{repo_id}", revision) from error
+        raise _told(error, f"hub:{repo_id}", revision) from (None if _may_quote(error) else error)
+
+
+def _may_quote(error: BaseException) -> bool:
+    """Whether an error is the HTTP library's own, which may quote a header, and would in a traceback."""
+    return isinstance(error, TRANSPORT) and not isinstance(error, HfHubHTTPError)
 
 
 def _told(error: BaseException, where: str, revision: str | None) -> DrafterzooError:
@@ -74,7 +79,7 @@ def _reason(error: BaseException, where: str, revision: str | None) -> str:
         return f"README.md was refused ({_one_line(error)}); correct what stands between its lines of ---"
     if isinstance(error, UnicodeError):
         return f"your token holds a character that no token has; {LOGIN}"
-    if isinstance(error, OSError) and not isinstance(error, TRANSPORT) and error.strerror:
+    if isinstance(error, OSError) and error.strerror:
         place = f" ({error.filename})" if error.filename else ""
         return f"{error.strerror}{place}; mend that, then try again"
     return f"the connection broke off ({type(error).__name__}), and nothing was changed; try again"
