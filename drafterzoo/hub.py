@@ -125,15 +125,13 @@ def push_folder(folder: Path, repo_id: str, how: Push, target: Target | str | No
     from drafterzoo.staging import CARD, loads_back, sizes, staged, staying
 
     with staged(folder) as place:
-        drafter = loads_back(place, target)
         kept = (place / CARD).exists()
         if kept and how.results is not None:
             raise UsageError(f"{folder / CARD} is kept as it is, so there is no place for results; take it away first.")
+        drafter = loads_back(place, target)
         if not kept:
             write_card(place, drafter, repo_id, results=how.results, licence=how.licence)
-        card = (
-            f"{folder / CARD}, as it is" if kept else "written from the config" + " and the results" * bool(how.results)
-        )
+        card = f"{folder / CARD}, as it is" if kept else "written from the config"
         ready = Pushed(repo_id, sizes(place), staying(folder), card)
         return ready if how.dry_run else _send(place, ready, how, drafter.spec)
 

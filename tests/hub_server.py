@@ -1,9 +1,7 @@
 """A small Hub for tests: the HTTP interface that huggingface_hub's client speaks, in memory, on loopback.
 
-Knows repositories, commits, branches, tags, pull requests, LFS objects and access by token; nothing of checkpoints.
-What it answers, and where a client is easily misled, stands in machine.md 6. Every request is kept in `Hub.requests`;
-`Hub.cut_downloads` and `Hub.cut_uploads` break off so many transfers in their middle, and `Hub.before_commit` runs
-when a client asks what to upload, at which time it knows the commit that it will go on from.
+What it answers, and where a client is easily misled, stands in machine.md 6. Knows access by token and how a request is
+read and answered; what it holds is in hub_state.py. Nothing of checkpoints.
 """
 
 from __future__ import annotations
@@ -20,118 +18,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-import attrs
-
-TOKENS = {"hf_alice_secret": "alice", "hf_bob_secret": "bob"}
-LARGE = 4096  # bytes: what is larger, and every safetensors or bin file, is kept as an LFS object
-DATE = "2026-01-01T00:00:00.000Z"
-
-
-@attrs.frozen
-class Blob:
-    """A file's content. Its oid is what the Hub shows of it: git's own sha1, or the sha256 of an LFS object."""
-
-    data: bytes
-    lfs: bool
-
-    @property
-    def oid(self) -> str:
-        if self.lfs:
-            return hashlib.sha256(self.data).hexdigest()
-        return hashlib.sha1(f"blob {len(self.data)}\0".encode() + self.data).hexdigest()
-
-
-@attrs.frozen
-class Commit:
-    oid: str
-    parent: str | None
-    title: str
-    files: dict[str, Blob]
-
-
-@attrs.define
-class Repo:
-    owner: str
-    private: bool = False
-    gated: bool = False
-    commits: dict[str, Commit] = attrs.Factory(dict)
-    refs: dict[str, str] = attrs.Factory(dict)  # refs/heads/main, refs/tags/v1, refs/pr/1 -> oid
-
-    def commit(self, ref: str, title: str, files: dict[str, Blob], parent: str | None) -> Commit:
-        said = json.dumps([ref, title, parent, len(self.commits), {path: b.oid for path, b in files.items()}])
-        made = Commit(hashlib.sha1(said.encode()).hexdigest(), parent, title, files)
-        self.commits[made.oid] = made
-        self.refs[ref] = made.oid
-        return made
-
-    def find(self, revision: str) -> Commit | None:
-        for ref in (f"refs/heads/{revision}", f"refs/tags/{revision}", revision):
-            if ref in self.refs:
-                return self.commits[self.refs[ref]]
-        return self.commits.get(revision)
-
-    def named(self, kind: str) -> list[dict[str, str]]:
-        """The refs of a kind as the Hub lists them."""
-        prefix = f"refs/{kind}/"
-        return [
-            {"name": ref.removeprefix(prefix), "ref": ref, "targetCommit": oid}
-            for ref, oid in self.refs.items()
-            if ref.startswith(prefix)
-        ]
-
-
-class Refused(Exception):
-    """An answer other than 200: its status, the Hub's code for it, and a message."""
-
-    def __init__(self, status: int, code: str = "", message: str = "") -> None:
-        self.status, self.code, self.message = status, code, message
-
-
-@attrs.define
-class Hub:
-    """The state of the server, which tests read and set."""
-
-    port: int = 0
-    repos: dict[str, Repo] = attrs.Factory(dict)
-    objects: dict[str, bytes] = attrs.Factory(dict)
-    requests: list[tuple[str, str]] = attrs.Factory(list)
-    tokens_at_storage: list[str] = attrs.Factory(list)  # sent to where LFS objects lie, which is another host
-    cut_downloads: int = 0
-    cut_uploads: int = 0
-    before_commit: Callable[[], object] = lambda: None
-    lock: threading.RLock = attrs.Factory(threading.RLock)
-
-    @property
-    def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def storage(self) -> str:
-        return f"http://localhost:{self.port}/storage"  # another name: the client treats it as another host
-
-    def files(self, repo: str, revision: str = "main") -> dict[str, bytes]:
-        commit = self.repos[repo].find(revision)
-        assert commit is not None, f"{repo} has no {revision}"
-        return {path: blob.data for path, blob in commit.files.items()}
-
-    def add(self, name: str, files: dict[str, bytes], **about: bool) -> Repo:
-        """A repository with one commit that holds these files."""
-        repo = self.repos[name] = Repo(name.split("/")[0], **about)
-        blobs = {path: Blob(data, self.large(path, len(data))) for path, data in files.items()}
-        repo.commit("refs/heads/main", "initial commit", blobs, None)
-        return repo
-
-    @staticmethod
-    def large(path: str, size: int) -> bool:
-        return size > LARGE or path.endswith((".safetensors", ".bin"))
-
-
-# -- what is answered --------------------------------------------------------------------------------------------------
+from tests.hub_state import DATE, TOKENS, Blob, Commit, Hub, Refused, Repo
 
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
+    wbufsize = -1  # headers and body go in one piece: two would cost 40 ms
     hub: Hub
 
     def create(self, **_: str) -> Any:
@@ -174,7 +66,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def paths_info(self, repo: str, revision: str) -> Any:
         _, commit = self.reachable(repo, revision)
-        asked = self.sent()["paths"]
+        asked = parse_qs(self.body.decode())["paths"]  # the one form among all this JSON
         return [self.entry(path, blob) for path, blob in commit.files.items() if path in asked]
 
     @staticmethod
@@ -368,10 +260,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(data))}.items():
             self.send_header(name, value)
-        self._headers_buffer.append(b"\r\n")
-        body = b"" if self.command == "HEAD" else data[: len(data) // 2] if cut else data
-        self.wfile.write(b"".join([*self._headers_buffer, body]))  # in one piece: two would cost 40 ms
-        self._headers_buffer.clear()
+        self.end_headers()
+        self.wfile.write(b"" if self.command == "HEAD" else data[: len(data) // 2] if cut else data)
+        self.wfile.flush()
         if cut:
             raise ConnectionError
 

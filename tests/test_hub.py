@@ -26,7 +26,8 @@ from drafterzoo.drafters.base import Drafter
 from drafterzoo.drafters.eagle31 import Eagle31
 from drafterzoo.errors import CheckpointError, DiskError, DrafterzooError, UsageError
 from drafterzoo.target import Target
-from tests.hub_server import TOKENS, Hub, serving
+from tests.hub_server import serving
+from tests.hub_state import TOKENS, Hub
 from tests.tiny import tiny_target
 
 # huggingface_hub hands files to its HTTP library in a way that the library would rather not see
@@ -426,6 +427,36 @@ def test_options_are_checked(drafter: Drafter) -> None:
         drafter.push_to_hub(NAME, privat=True)
 
 
+def test_what_else_the_client_may_ask_is_answered(server: Hub) -> None:
+    """The rest of the interface, so that the server may be trusted where later tests lean on it."""
+    api = HfApi()
+    api.create_repo(NAME, private=False)
+    api.upload_file(path_or_fileobj=b"1", path_in_repo="notes/a.txt", repo_id=NAME, commit_message="notes")
+    api.upload_file(path_or_fileobj=b"2", path_in_repo="b.txt", repo_id=NAME)
+    assert api.whoami()["name"] == "alice" and [model.id for model in api.list_models(author="alice")] == [NAME]
+    assert [commit.title for commit in api.list_repo_commits(NAME)][1:] == ["notes", "initial commit"]
+    (entry,) = api.get_paths_info(NAME, ["b.txt", "c.txt"])
+    assert (entry.path, entry.size) == ("b.txt", 1)  # type: ignore[union-attr]
+    api.delete_file("b.txt", NAME)
+    api.delete_folder("notes", NAME)
+    assert set(api.list_repo_files(NAME)) == {".gitattributes"}
+    api.update_repo_settings(NAME, private=True, gated="manual")
+    assert server.repos[NAME].private and server.repos[NAME].gated
+    api.delete_repo(NAME)
+    assert not server.repos
+
+
+@pytest.mark.slow
+def test_a_shipped_checkpoint_drafts_the_same_after_its_way_through_the_hub(server: Hub) -> None:
+    before = drafterzoo.load("hass+pr")
+    before.push_to_hub("alice/hass-pr")
+    after = drafterzoo.load("hub:alice/hass-pr", before.target)
+    prompts = ["Explain rainbows.", "Write a haiku about rain."]
+    one, other = (drafterzoo.generate(drafter, prompts, max_new_tokens=48) for drafter in (before, after))
+    assert one.texts == other.texts and one.tau == other.tau > 1.5
+    assert one.accepted_per_depth == other.accepted_per_depth
+
+
 # -- tokens ----------------------------------------------------------------------------------------------------------
 
 
@@ -474,7 +505,7 @@ def test_the_verbs(
     assert run("pull", NAME, "--to", tmp_path / "copy") == 0
     shown = capsys.readouterr()
     assert shown.out.endswith(f"{tmp_path / 'copy'}\n") and f"load it with 'hub:{NAME}'" in shown.err
-    assert run("push", folder, NAME, "--dry-run") == 0
+    assert run("push", f"dir:{folder}", NAME, "--dry-run") == 0
     shown = capsys.readouterr()
     assert "MB  model.safetensors" in shown.out and "nothing was sent" in shown.err
     assert run("show", f"hub:{NAME}(packed_dtype='float32')", "--json") == 0

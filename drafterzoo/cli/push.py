@@ -19,7 +19,7 @@ Switch = Annotated[bool, Parameter(negative="")]
 
 
 def push(
-    folder: Path,
+    checkpoint: str,
     repository: str,
     /,
     *,
@@ -44,8 +44,8 @@ def push(
 
     Parameters
     ----------
-    folder
-        A checkpoint, such as the `best` of a training run.
+    checkpoint
+        A checkpoint's folder, such as the `best` of a training run, with or without `dir:` before it.
     repository
         Where to: `me/name`.
     private
@@ -69,6 +69,7 @@ def push(
     """
     from drafterzoo import hub
 
+    folder = Path(checkpoint.removeprefix("dir:")).expanduser()
     how = hub.Push(private or None, revision, create_pr, tag, message, results, licence, dry_run)
     sent = hub.push_folder(folder, repository.removeprefix("hub:"), how, target)
     if json:
