@@ -27,11 +27,25 @@ if TYPE_CHECKING:
 EMBEDDED = "smollm2-135m"  # the target that load_target means when nothing is said
 
 
-def list_checkpoints(glob: str | None = None) -> list[str]:
-    """Names of the checkpoints that come with drafterzoo, sorted; `glob` filters them (`*smollm2*`)."""
+def list_checkpoints(glob: str | None = None, *, drafter: str | None = None, target: str | None = None) -> list[str]:
+    """Names of the checkpoints that come with drafterzoo, sorted.
+
+    Filters, each a shell pattern: `glob` for names (`*smollm2*`), `drafter` for what they are of, wrappers and all
+    (`hass*`, `*+pr`), `target` for the name of their target.
+    """
     cards = folder("model_cards")
     names = sorted(path.parent.name for path in cards.glob("*/config.json")) if cards.is_dir() else []
-    return [name for name in names if glob is None or fnmatch.fnmatch(name, glob)]
+    names = [name for name in names if glob is None or fnmatch.fnmatch(name, glob)]
+    if drafter is None and target is None:
+        return names
+    from drafterzoo import checkpoint
+
+    configs = {name: checkpoint.read_config(cards / name) for name in names}
+    return [
+        name
+        for name, config in configs.items()
+        if fnmatch.fnmatch(config["spec"], drafter or "*") and fnmatch.fnmatch(config["target"]["name"], target or "*")
+    ]
 
 
 def checkpoints_of(drafter: str) -> list[str]:
@@ -305,8 +319,29 @@ def _place(address: str, revision: str | None) -> Path:
         )
     from drafterzoo import hub
 
-    name, _, at = address.removeprefix("hub:").partition("@")
-    return hub.pull(name, revision=at or revision)
+    name, at = on_hub(address, revision)
+    return hub.pull(name, revision=at)
+
+
+def on_hub(address: str, revision: str | None = None) -> tuple[str, str | None]:
+    """Repository and revision of `hub:org/name@revision`, or of a bare `org/name`. revision: one given beside it.
+
+    Raises UsageError for an address of anything else, and for two revisions.
+    """
+    name, at, typed = address.removeprefix("hub:").partition("@")
+    if address.startswith("dir:") or not name or (at and not typed):
+        raise UsageError(f"{address!r} is no address on the Hub; write 'hub:org/name' or 'hub:org/name@revision'.")
+    if typed and revision not in (None, typed):
+        raise UsageError(f"{address!r} names another revision than revision={revision!r}; leave one of them out.")
+    return name, typed or revision
+
+
+def fetched(name: str) -> str:
+    """`hub:org/name`, once it is in the cache, as `dir:path`, options and all; any other name as it is."""
+    if not name.startswith("hub:"):
+        return name
+    address, _ = split_options(name)
+    return f"dir:{_place(address, None)}{name.removeprefix(address)}"
 
 
 def check_names(spec: Spec) -> None:

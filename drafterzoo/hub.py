@@ -1,72 +1,185 @@
 """Pulling and pushing checkpoints: one folder in, one commit out.
 
-Knows huggingface_hub; nothing of drafters' insides. Tokens are huggingface_hub's own business: none is read, kept or
-shown.
+Knows huggingface_hub; nothing of drafters' insides, of what a folder must hold (staging.py) or of what a card says
+(cards.py). Tokens are huggingface_hub's own business: none is read, kept or shown.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+import attrs
+from huggingface_hub import CommitOperationAdd, HfApi, constants, snapshot_download
+from huggingface_hub.errors import RevisionNotFoundError
 
-from drafterzoo.errors import CheckpointError, UsageError
+from drafterzoo.disk import writing
+from drafterzoo.errors import CheckpointError, UsageError, suggest
+from drafterzoo.hub_errors import hub_errors
 
 if TYPE_CHECKING:
     from drafterzoo.drafters.base import Drafter
+    from drafterzoo.target.target import Target
+
+WANTED = ("*.json", "*.safetensors", "*.md")
+PICKLED = "pytorch_model*.bin"  # taken where there is no safetensors file
+BELOW = "*/*"  # what lies in folders is no part of a checkpoint
+
+
+# -- pulling -------------------------------------------------------------------------------------------------------
 
 
 def pull(repo_id: str, *, revision: str | None = None) -> Path:
-    """Download a repository's checkpoint (once) and return its folder. Raises CheckpointError saying what to do."""
-    try:
-        return Path(snapshot_download(repo_id, revision=revision, allow_patterns=["*.json", "*.safetensors", "*.md"]))
-    except RevisionNotFoundError as error:
-        raise CheckpointError(
-            f"hub:{repo_id}: has no revision {revision!r}; leave it out or name a branch, tag or commit."
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise CheckpointError(
-            f"hub:{repo_id}: no such repository, or it is private and you are not logged in; "
-            f"check the name or run `hf auth login`."
-        ) from error
-    except LocalEntryNotFoundError as error:
-        raise CheckpointError(
-            f"hub:{repo_id}: the Hub cannot be reached and the repository is not in the cache; "
-            f"connect, or load 'dir:path'."
-        ) from error
-    except HfHubHTTPError as error:
-        raise CheckpointError(f"hub:{repo_id}: the Hub answered {error}; try again, or load 'dir:path'.") from error
-    except ValueError as error:  # huggingface_hub refuses a malformed name before it asks anybody
-        raise UsageError(
-            f"hub:{repo_id}: not the name of a repository ({error}); "
-            f"expected 'hub:org/name' or 'hub:org/name@revision'."
-        ) from error
+    """Download a repository's checkpoint and return its folder in the Hub's cache; what is there is not fetched again.
 
-
-def push(drafter: Drafter, repo_id: str, **options: Any) -> str:
-    """Upload a drafter's native checkpoint in one commit, making the repository if need be. Returns its address.
-
-    private: for a new repository; the other options are those of HfApi.upload_folder.
+    Raises CheckpointError saying what to do, UsageError for what is no repository's name.
     """
-    api = HfApi()
-    private = options.pop("private", None)
-    with tempfile.TemporaryDirectory() as folder:
-        drafter.save_pretrained(folder)
+    with hub_errors(repo_id, revision):
+        folder = Path(snapshot_download(repo_id, revision=revision, allow_patterns=[*WANTED], ignore_patterns=[BELOW]))
+        if not any(folder.glob("*.safetensors")):  # at the very commit, whatever a branch names by now
+            both = [*WANTED, PICKLED]
+            snapshot_download(repo_id, revision=folder.name, allow_patterns=both, ignore_patterns=[BELOW])
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(
+            f"hub:{repo_id}: has no config.json{f' at {revision}' if revision else ''}, so it holds no checkpoint; "
+            f"check the name and the revision."
+        )
+    return folder
+
+
+def pull_to(place: Path, repo_id: str, *, revision: str | None = None) -> Path:
+    """Pull, and copy the checkpoint to a folder that is not there yet, whole or not at all.
+
+    Raises what `pull` does, UsageError for a folder that holds something, DiskError for one that cannot be made.
+    """
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise UsageError(f"{place} is there already and holds something; name another folder, or take it away first.")
+    folder = pull(repo_id, revision=revision)
+    with writing(str(place), "free some space or name another folder with --to"):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as beside:
+            copy = Path(beside) / place.name
+            shutil.copytree(folder, copy)  # of what the cache's links lead to
+            os.replace(copy, place)
+    return place
+
+
+# -- pushing -------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Push:
+    """How a checkpoint goes to the Hub.
+
+    private: of a new repository; True is refused where there is a public one. revision: the branch, made if need be.
+    create_pr: open a pull request instead, in a repository that is there. tag: a new name for the commit. message: the
+    commit's. results: a folder of `bench` or `evaluate` for the card; licence: as the Hub spells it, for the card.
+    dry_run: send nothing.
+    """
+
+    private: bool | None = None
+    revision: str | None = None
+    create_pr: bool = False
+    tag: str | None = None
+    message: str | None = None
+    results: Path | None = attrs.field(default=None, converter=attrs.converters.optional(Path))
+    licence: str | None = None
+    dry_run: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("revision", "tag"):
+            if self.create_pr and getattr(self, name) is not None:
+                raise UsageError(
+                    f"push: a pull request is for the main branch and becomes a commit when it is merged, so it takes "
+                    f"no {name}; leave out {name} or create_pr."
+                )
+
+
+@attrs.frozen
+class Pushed:
+    """What went, or would go: files with their bytes, what of the folder stays, and where it lies now.
+
+    card: where it comes from. url, commit and pull_request are None where nothing was sent, or none was asked for.
+    """
+
+    repo_id: str
+    files: dict[str, int]
+    left_out: list[str]
+    card: str
+    url: str | None = None
+    commit: str | None = None
+    pull_request: str | None = None
+    tag: str | None = None
+
+
+def push_folder(folder: Path, repo_id: str, how: Push, target: Target | str | None = None) -> Pushed:
+    """Upload a checkpoint's folder in one commit, making the repository and the branch if need be.
+
+    Nothing is sent unless the folder loads back. A card is written where it has none. target: the checkpoint's target,
+    as `load` takes it.
+    """
+    from drafterzoo.cards import write_card
+    from drafterzoo.staging import CARD, loads_back, sizes, staged, staying
+
+    with staged(folder) as place:
+        kept = (place / CARD).exists()
+        if kept and how.results is not None:
+            raise UsageError(f"{folder / CARD} is kept as it is, so there is no place for results; take it away first.")
+        drafter = loads_back(place, target)
+        if not kept:
+            write_card(place, drafter, repo_id, results=how.results, licence=how.licence)
+        card = f"{folder / CARD}, as it is" if kept else "written from the config"
+        ready = Pushed(repo_id, sizes(place), staying(folder), card)
+        return ready if how.dry_run else _send(place, ready, how, drafter.spec)
+
+
+def _send(place: Path, ready: Pushed, how: Push, spec: str) -> Pushed:
+    api, repo_id = HfApi(), ready.repo_id
+    with hub_errors(repo_id, how.revision):
+        parent = _parent(api, repo_id, how)
+        commit = api.create_commit(
+            repo_id,
+            [CommitOperationAdd(path, place / path) for path in ready.files],
+            commit_message=how.message or f"{spec} checkpoint",
+            revision=how.revision,
+            parent_commit=parent,
+            create_pr=how.create_pr,
+        )
+        if how.tag is not None:
+            api.create_tag(repo_id, tag=how.tag, revision=commit.oid)
+    return attrs.evolve(ready, url=str(commit.commit_url), commit=commit.oid, pull_request=commit.pr_url, tag=how.tag)
+
+
+def _parent(api: HfApi, repo_id: str, how: Push) -> str:
+    """The commit that this one is to follow, and no other: whoever pushes meanwhile is not overwritten.
+
+    Makes the repository and the branch where there is none.
+    """
+    if not how.create_pr:
+        api.create_repo(repo_id, private=how.private, exist_ok=True)
+    main = api.model_info(repo_id)
+    if how.private and not main.private:
+        raise UsageError(f"hub:{repo_id} is public already; make it private there, or push to another repository.")
+    if how.tag is not None and how.tag in [tag.name for tag in api.list_repo_refs(repo_id).tags]:
+        raise UsageError(f"hub:{repo_id} has a tag {how.tag!r} already; choose another, or delete it there.")
+    head = main
+    if how.revision not in (None, constants.DEFAULT_REVISION):
         try:
-            api.create_repo(repo_id, private=private, exist_ok=True)
-            commit = api.upload_folder(
-                repo_id=repo_id, folder_path=folder, **{"commit_message": f"{drafter.spec} checkpoint", **options}
-            )
-        except HfHubHTTPError as error:
-            raise CheckpointError(
-                f"hub:{repo_id}: the Hub refused the upload ({error}); log in with `hf auth login` and try again."
-            ) from error
-    return str(commit.commit_url)
+            head = api.model_info(repo_id, revision=how.revision)
+        except RevisionNotFoundError:
+            api.create_branch(repo_id, branch=str(how.revision))
+    return str(head.sha)
+
+
+def push(drafter: Drafter, repo_id: str, **options: Any) -> Pushed:
+    """Upload a drafter's native checkpoint. options: fields of Push. Raises UsageError for one that it has not."""
+    known = [field.name for field in attrs.fields(Push)]
+    for name in options:
+        if name not in known:
+            raise UsageError(f"push: no option {name!r}{suggest(name, known)}; the options are {', '.join(known)}.")
+    how = Push(**options)
+    with tempfile.TemporaryDirectory() as folder:
+        return push_folder(drafter.save_pretrained(folder), repo_id, how, drafter.target)

@@ -10,6 +10,7 @@ import torch
 
 import drafterzoo
 from drafterzoo import catalogue
+from drafterzoo.cli import main
 from drafterzoo.drafters.eagle31 import Eagle31
 from drafterzoo.errors import CheckpointError, UsageError
 from drafterzoo.target import Target
@@ -60,6 +61,30 @@ def test_a_spec_finds_its_checkpoint_for_the_embedded_target(cards: Path) -> Non
 def test_a_glob_lists_checkpoints(cards: Path) -> None:
     assert catalogue.list_checkpoints() == [NAME]
     assert catalogue.list_checkpoints("*tiny*") == [NAME] and catalogue.list_checkpoints("hass*") == []
+
+
+@pytest.mark.parametrize(
+    ("filters", "found"),
+    [
+        ({"drafter": "eagle3.1"}, True),
+        ({"drafter": "eagle*", "target": "tiny-*"}, True),
+        ({"drafter": "*+pr"}, False),
+        ({"target": "qwen*"}, False),
+        ({"glob": "hass*", "drafter": "eagle*"}, False),
+    ],
+)
+def test_checkpoints_are_chosen_by_drafter_and_target(
+    filters: dict[str, str], found: bool, cards: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert catalogue.list_checkpoints(**filters) == [NAME] * found
+    words = [word for key, value in filters.items() for word in (f"--{key.replace('glob', 'match')}", value)]
+    assert main(["list", "checkpoints", *words, "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)["checkpoints"]) == [NAME] * found
+
+
+def test_only_checkpoints_have_a_target(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--target", "tiny"]) == 2
+    assert "type `drafterzoo list checkpoints` with them" in capsys.readouterr().err
 
 
 def test_the_same_model_in_another_folder_is_accepted(cards: Path, target: Target) -> None:

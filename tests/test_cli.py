@@ -208,7 +208,8 @@ def catalogue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     fake_module(
         monkeypatch,
         "drafterzoo.catalogue",
-        list_checkpoints=lambda glob=None: ["tiny-one"] if glob in (None, "tiny*") else [],
+        fetched=str,
+        list_checkpoints=lambda glob=None, **_: ["tiny-one"] if glob in (None, "tiny*") else [],
         checkpoint_folder=checkpoint_folder,
         checkpoints_of=lambda drafter: ["tiny-one"] if drafter == "eagle3.1" else [],
         find=checkpoint_folder,

@@ -38,6 +38,8 @@ VERBS: dict[str, tuple[str, str]] = {
     ),
     "rollout": ("drafterzoo.cli.rollout:rollout", "Let the target answer prompts, for training on its own words."),
     "train": ("drafterzoo.cli.train:train", "Train a drafter from a recipe."),
+    "pull": ("drafterzoo.cli.pull:pull", "Fetch a checkpoint from the Hub."),
+    "push": ("drafterzoo.cli.push:push", "Send a checkpoint to the Hub, with a card, as one commit."),
     "convert": (
         "drafterzoo.cli.convert:convert",
         "Write a checkpoint in another layout: somebody else's in ours, ours in somebody else's.",

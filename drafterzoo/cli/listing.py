@@ -1,6 +1,6 @@
 """`drafterzoo list`: what can be named, where it comes from, and which plug-ins are broken and why.
 
-Knows the registries and the catalogue's names; imports no drafter and opens no checkpoint.
+Knows the registries and the catalogue's names; imports no drafter, and opens no checkpoint unless asked to choose.
 """
 
 from __future__ import annotations
@@ -8,11 +8,14 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from drafterzoo.cli.console import Json, out, print_json
+from drafterzoo.errors import UsageError
 from drafterzoo.registry import DRAFTERS, FORMATS, SUITES, WRAPPERS, Registry
 from drafterzoo.wording import quantity, verb
 
@@ -21,11 +24,17 @@ REGISTRIES: dict[str, Registry] = {"drafters": DRAFTERS, "wrappers": WRAPPERS, "
 
 
 def listing(
-    kind: Kind | None = None, /, *, match: Annotated[str | None, Parameter(alias="-m")] = None, json: Json = False
+    kind: Kind | None = None,
+    /,
+    *,
+    match: Annotated[str | None, Parameter(alias="-m")] = None,
+    drafter: Annotated[str | None, Parameter(alias="-d")] = None,
+    target: Annotated[str | None, Parameter(alias="-t")] = None,
+    json: Json = False,
 ) -> None:
     """List drafters, wrappers, formats, suites, checkpoints and recipes.
 
-    Example: `drafterzoo list drafters --match 'eagle*'`
+    Example: `drafterzoo list drafters --match 'eagle*'`, or `drafterzoo list checkpoints --drafter '*+pr'`
 
     Parameters
     ----------
@@ -33,9 +42,20 @@ def listing(
         Only this kind; without it, all of them.
     match
         Only names that fit this shell pattern.
+    drafter
+        Only checkpoints of a drafter, wrappers and all, that fits this shell pattern.
+    target
+        Only checkpoints for a target whose name fits this shell pattern.
     """
+    if kind != "checkpoints" and (drafter or target):
+        raise UsageError(
+            "list: --drafter and --target choose among checkpoints; type `drafterzoo list checkpoints` with them."
+        )
     kinds = [kind] if kind else [*REGISTRIES, "checkpoints", "recipes"]
-    beside = {"checkpoints": _checkpoints, "recipes": _recipes}
+    beside: dict[str, Callable[[str | None], dict[str, str]]] = {
+        "checkpoints": partial(_checkpoints, drafter=drafter, target=target),
+        "recipes": _recipes,
+    }
     found = {name: beside[name](match) if name in beside else _entries(REGISTRIES[name], match) for name in kinds}
     broken = {
         name: reasons
@@ -82,10 +102,11 @@ def _place(suite: str) -> str:
     )
 
 
-def _checkpoints(match: str | None) -> dict[str, str]:
+def _checkpoints(match: str | None, *, drafter: str | None, target: str | None) -> dict[str, str]:
     from drafterzoo import catalogue
 
-    return {name: str(catalogue.checkpoint_folder(name)) for name in catalogue.list_checkpoints(match)}
+    names = catalogue.list_checkpoints(match, drafter=drafter, target=target)
+    return {name: str(catalogue.checkpoint_folder(name)) for name in names}
 
 
 def _recipes(match: str | None) -> dict[str, str]:

@@ -44,7 +44,8 @@ def show(
     Parameters
     ----------
     name
-        A name that `drafterzoo list` gives, or `dir:path`. A drafter that has a checkpoint (`eagle3.1`) stands for it.
+        A name that `drafterzoo list` gives, `dir:path`, or `hub:org/name`, which is fetched. A drafter that has a
+        checkpoint (`eagle3.1`) stands for it.
     config
         Print a checkpoint's config.json, too.
     data_dir
@@ -52,7 +53,8 @@ def show(
     """
     from drafterzoo import catalogue
 
-    checkpoints = catalogue.list_checkpoints()
+    checkpoints, typed = catalogue.list_checkpoints(), name
+    name = catalogue.fetched(name)
     if name in SUITES and name not in checkpoints:
         return show_suite(name, data_dir, json)
     base = re.split(r"[(+]", name)[0].strip()
@@ -73,7 +75,7 @@ def show(
     if options or any(around.values()):
         held = _with_options(held, options, around, folder)
     facts = {
-        "name": name,
+        "name": typed,
         "folder": str(folder),
         "card": str(card) if card else None,
         "sizes": _sizes(folder),

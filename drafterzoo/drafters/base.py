@@ -25,6 +25,7 @@ from drafterzoo.target.packed import PackedLinear, fits_float16, pack_linears, p
 if TYPE_CHECKING:
     from drafterzoo.engine.sampling import Selector
     from drafterzoo.formats.base import Origin
+    from drafterzoo.hub import Pushed
     from drafterzoo.target.target import Target
 
 _DRAFTER = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*: ")  # what a complaint begins with
@@ -229,10 +230,10 @@ class Drafter(nn.Module):
         """
         return checkpoint.write(Path(directory), self.manifest(), self.tensors())
 
-    def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """Upload the native checkpoint as one commit and return the commit's address.
+    def push_to_hub(self, repo_id: str, **options: Any) -> Pushed:
+        """Upload the native checkpoint and a card as one commit; the address of that is `.url` of what is returned.
 
-        options: those of HfApi.upload_folder.
+        options: those of hub.Push, such as private=True, revision="v2", create_pr=True, tag="v2", dry_run=True.
         """
         from drafterzoo import hub
 
