@@ -264,5 +264,5 @@ def test_a_wrapper_names_the_checkpoints_that_have_it(capsys: pytest.CaptureFixt
 def test_a_checkpoint_says_which_wrappers_it_has(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, "hass+pr")
     assert "\n  wrapper  pr(recon_steps_max=3) (Parallel Reconsideration); options: `show pr`\n" in text
-    assert "wrapper  pr(reconsider=1) (" in shown(capsys, "hass+pr(reconsider=1)")
+    assert "wrapper  pr(recon_steps_max=3, reconsider=1) (" in shown(capsys, "hass+pr(reconsider=1)")
     assert "\n  wrapper" not in shown(capsys, "hass")
