@@ -205,7 +205,7 @@ def _read_foreign(
 ) -> Drafter:
     """The drafter in a folder of somebody else's layout, which says nothing of a target that could be trusted.
 
-    Among the options may stand `format` and `aux_convention` (formats/binding.py).
+    Among the options may stand `format`, `drafter` and `aux_convention` (formats/binding.py).
     """
     from drafterzoo.formats.binding import read
 
@@ -214,7 +214,7 @@ def _read_foreign(
             f"{place}: not a drafterzoo checkpoint, and other layouts do not say what target they are for; name it, "
             f"load(..., target='org/name')."
         )
-    how = {key: options.pop(key) for key in ("format", "aux_convention") if key in options}
+    how = {key: options.pop(key) for key in ("format", "drafter", "aux_convention") if key in options}
     return read(place, _target(target, None, device, dtype), **how, options=options)
 
 

@@ -15,8 +15,9 @@ import torch
 from drafterzoo.drafters.base import Drafter, UnrollBatch
 from drafterzoo.errors import CheckpointError
 from drafterzoo.formats.base import Convention, Files
-from drafterzoo.generation import generate
+from drafterzoo.generation import Prompt, generate
 from drafterzoo.self_test import PROMPTS, TOKENS
+from drafterzoo.target.target import Target
 
 CLEARLY = 0.02  # so much more agreement, on some hundred tokens, is no chance
 CONVENTIONS: tuple[Convention, ...] = get_args(Convention)
@@ -57,7 +58,7 @@ def better_convention(bound: Callable[[Convention], Drafter], files: Files) -> C
 def agreement(drafter: Drafter) -> float:
     """The share of its first proposals that are the target's own choice, along a few greedy answers."""
     target = drafter.target
-    answers = generate("none", list(PROMPTS), target=target, max_new_tokens=TOKENS)
+    answers = generate("none", _prompts(target), target=target, max_new_tokens=TOKENS)
     hits = []
     for prompt, answer in zip(answers.prompts, answers.tokens, strict=True):
         if len(answer) < 2:
@@ -72,3 +73,11 @@ def agreement(drafter: Drafter) -> float:
         ids = drafter.vocabulary
         hits.append((columns if ids is None else ids[columns]) == tokens[0, queries + 2])
     return float(torch.cat(hits, dim=1).float().mean()) if hits else 0.0
+
+
+def _prompts(target: Target) -> list[Prompt]:
+    """Questions; for a target that takes none, ids from all over its vocabulary, which it goes on from just as well."""
+    if getattr(target.tokenizer, "chat_template", None):
+        return list(PROMPTS)
+    step = max(1, target.vocab_size // (8 * len(PROMPTS)))
+    return [[(8 * i + j) * step % target.vocab_size for j in range(8)] for i in range(len(PROMPTS))]
