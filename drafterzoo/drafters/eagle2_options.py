@@ -9,7 +9,7 @@ from drafterzoo.drafters.eagle3_options import MEANINGS as OF_EAGLE3
 
 _SHARED = (
     "vocab_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "num_layers", "rms_norm_eps",
-    "rope_theta", "embedding", "packed_dtype", "coupling",
+    "rope_theta", "rope_scaling", "embedding", "packed_dtype", "coupling",
 )  # fmt: skip
 
 MEANINGS = {

@@ -140,11 +140,12 @@ def checked_flat(drafter: Drafter, format: str) -> Eagle3Body:
     for what, wrong in (
         (f"num_layers={config.num_layers}", config.num_layers != 1),
         ("qk_norm=True", config.qk_norm),
+        (f"sliding_window={config.sliding_window}", config.sliding_window is not None),
     ):
         if wrong:
             raise UsageError(
-                f"{drafter.spec}: {format} holds one layer without norms in attention, not {what}; write it "
-                f"as 'speculators-eagle3'."
+                f"{drafter.spec}: {format} holds one layer that sees all of the text without norms, not {what}; "
+                f"write it as 'speculators-eagle3'."
             )
     return body
 

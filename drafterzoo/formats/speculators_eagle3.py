@@ -14,7 +14,7 @@ from drafterzoo.drafters.base import Drafter
 from drafterzoo.drafters.eagle3_body import Eagle3Body
 from drafterzoo.errors import CheckpointError
 from drafterzoo.formats.base import Contents, Files, Translated
-from drafterzoo.formats.binding import EMBEDDING, HEAD, as_contents, lent_tensors, needs, origin_in
+from drafterzoo.formats.binding import EMBEDDING, HEAD, as_contents, lent_tensors, may_have, needs, origin_in
 from drafterzoo.formats.eagle3_heads import FLAGS, IDS, Said, architecture, checked, read_flags, read_ids, translated
 from drafterzoo.formats.llama_config import read_llama, write_llama
 from drafterzoo.formats.names import MODEL, Names
@@ -40,6 +40,7 @@ class SpeculatorsEagle3:
         inner, where = needs(files, LAYERS, dict), f"{files.config_file}: {LAYERS}"
         names = Names.of(files)
         sizes = {**read_llama(inner, where), "qk_norm": _has_query_norm(files, names, inner)}
+        sizes["sliding_window"] = _window(files, inner, sizes["num_layers"])
         flags = read_flags(files, files.config, otherwise={"norm_before_residual": True})
         ignored = tuple(name for name in files.tensors if name.removeprefix(MODEL).startswith(LEFT_OUT))
         return translated(files, target, names, Said(sizes, flags, read_ids(files, files.config)), ignored)
@@ -63,6 +64,20 @@ def _has_query_norm(files: Files, names: Names, inner: Mapping[str, Any]) -> boo
             f"{'holds' if there else 'holds no'} {names(QUERY_NORM)!r}; expected 'qwen3' with it or 'llama' without."
         )
     return there
+
+
+def _window(files: Files, inner: Mapping[str, Any], layers: int) -> int | None:
+    """How far layers look back: all of them, or none. Raises CheckpointError for some of them, and other kinds."""
+    kinds = may_have(files, "layer_types", list, inner) or ["full_attention"] * layers
+    if kinds == ["full_attention"] * layers:
+        return None
+    if kinds != ["sliding_attention"] * layers:
+        raise CheckpointError(
+            f"{files.config_file}: {LAYERS} has layer_types {kinds}, expected {layers} times 'full_attention' or as "
+            f"often 'sliding_attention'; drafterzoo's EAGLE-3 layers are all of one kind."
+        )
+    window: int = needs(files, "sliding_window", int, inner)
+    return window
 
 
 def _config(section: Mapping[str, Any], body: Eagle3Body) -> dict[str, Any]:
@@ -90,8 +105,16 @@ def _config(section: Mapping[str, Any], body: Eagle3Body) -> dict[str, Any]:
             "model_type": "qwen3" if section["qk_norm"] else "llama",
             **inner,
             "max_position_embeddings": target.max_positions,
+            **_windows(section),
         },
     }
+
+
+def _windows(section: Mapping[str, Any]) -> dict[str, Any]:
+    window = section["sliding_window"]
+    if window is None:
+        return {}
+    return {"layer_types": ["sliding_attention"] * section["num_layers"], "sliding_window": window}
 
 
 LAYOUT = SpeculatorsEagle3()
