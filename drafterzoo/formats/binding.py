@@ -83,7 +83,7 @@ def read(
     if asked is None:
         from drafterzoo.formats.agreement import better_convention
 
-        asked = better_convention(lambda one: _bound(files, layout, found, target, one, options), files)
+        asked = better_convention(lambda one: _bound(files, layout, found, target, one, options), files, target)
     return _bound(files, layout, found, target, asked, options)
 
 
@@ -237,13 +237,13 @@ def as_contents(
     native = drafter.tensors()
     if origin is None:
         tensors = as_file(drafter, format, {**native, **lent()}, called)
-        return Contents(written(sections(drafter)), tensors, weights)
+        return Contents(written(section_of(drafter)), tensors, weights)
     return Contents(as_config(drafter, format, written), as_file(drafter, format, native), origin.weights)
 
 
 def as_config(drafter: Drafter, format: str, written: Callable[[Mapping[str, Any]], dict[str, Any]]) -> dict[str, Any]:
     """The config of a drafter in a layout; the one that was read, but for what has been set since."""
-    origin, now = origin_in(drafter, format), written(sections(drafter))
+    origin, now = origin_in(drafter, format), written(section_of(drafter))
     return now if origin is None else _changed(origin.config, written(origin.section), now)
 
 
@@ -300,13 +300,18 @@ def lent_tensors(drafter: Drafter, *keys: str) -> dict[str, Tensor]:
     return {key: value.detach().to("cpu", drafter.storage_dtype) for key, value in found.items()}
 
 
-def sections(drafter: Drafter) -> dict[str, Any]:
-    """The config of a bare drafter as plain values. Raises UsageError for a wrapped one: no layout but ours has any."""
+def check_bare(drafter: Drafter) -> None:
+    """Raise UsageError for a wrapped drafter: no layout but ours has wrappers."""
     if getattr(drafter, "base", None) is not None:
         raise UsageError(
             f"{drafter.spec}: no layout but drafterzoo's own holds a wrapper; export the drafter without it, or save "
             f"it with save_pretrained."
         )
+
+
+def section_of(drafter: Drafter) -> dict[str, Any]:
+    """The config of a bare drafter as plain values. Raises UsageError for a wrapped one."""
+    check_bare(drafter)
     return attrs.asdict(drafter.config)
 
 
@@ -314,6 +319,19 @@ def default_section(drafter: str, target: Target, **values: Any) -> dict[str, An
     """What a layout that says nothing of a field means by it: the drafter's default for this target, under `values`."""
     cls = DRAFTERS.get(drafter)
     return attrs.asdict(with_options(cls.Config, cls.name, attrs.asdict(cls.default_config(target)), values))
+
+
+def check_made_for(files: Files, target: Target, *, vocab_size: int, hidden_size: int) -> None:
+    """Raise CheckpointError unless a config's sizes are the target's: vocabulary as padded, and width of features."""
+    for key, said, have in (
+        ("vocab_size", vocab_size, target.vocab_size),
+        ("hidden_size", hidden_size, target.hidden_size),
+    ):
+        if said != have:
+            raise CheckpointError(
+                f"{files.config_file}: made for a target with {key} {said}, but {target.name} has {have}; load it with "
+                f"the target it was trained for."
+            )
 
 
 def needs(files: Files, key: str, kind: type | tuple[type, ...], where: Mapping[str, Any] | None = None) -> Any:

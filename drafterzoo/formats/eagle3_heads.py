@@ -17,7 +17,7 @@ from drafterzoo.drafters.base import Drafter
 from drafterzoo.drafters.eagle3_body import Eagle3Body
 from drafterzoo.errors import CheckpointError, UsageError
 from drafterzoo.formats.base import Convention, Files, Translated
-from drafterzoo.formats.binding import EMBEDDING, HEAD, may_have
+from drafterzoo.formats.binding import EMBEDDING, HEAD, check_bare, check_made_for, may_have
 from drafterzoo.formats.names import Names
 from drafterzoo.target.target import Target
 
@@ -84,6 +84,7 @@ def translated(files: Files, target: Target, names: Names, said: Said, ignored: 
     """
     tensors = {key: value for key, value in names.native(files).items() if names(key) not in ignored}
     width = may_have(files, "target_hidden_size", int) or said.sizes["hidden_size"]
+    check_made_for(files, target, vocab_size=said.sizes["vocab_size"], hidden_size=width)
     section = {**said.sizes, **said.flags, "target_hidden_size": width}
     further = said.read_as == "layer_output"
     section["taps"] = usual_taps(target) if said.ids is None else [one + further for one in said.ids]
@@ -234,6 +235,7 @@ def _identity_maps(
 
 def checked(drafter: Drafter, format: str) -> Eagle3Body:
     """The drafter, which is of EAGLE-3's network. Raises UsageError for another, and for taps that have no layer id."""
+    check_bare(drafter)
     if not isinstance(drafter, Eagle3Body):
         raise UsageError(f"{drafter.spec}: {format} holds heads of EAGLE-3; expected one of 'eagle3', 'eagle3.1'.")
     if max(drafter.taps) > drafter.target.num_layers:

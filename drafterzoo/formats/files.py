@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +46,19 @@ def write_files(contents: Contents, folder: Path) -> Path:
         torch.save({key: value.contiguous() for key, value in contents.tensors.items()}, buffer)
         weights = buffer.getvalue()
     else:
-        ordered = {key: value.contiguous() for key, value in sorted(contents.tensors.items())}
-        weights = safetensors.torch.save(ordered, {"format": "pt"})
+        weights = safetensors.torch.save(_apart(contents.tensors), {"format": "pt"})
     write_together({folder / contents.weights: weights, folder / CONFIG: text.encode()})
     return folder
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors in order, each in memory of its own: of a tied target, head and embedding are one, and safetensors
+    refuses that."""
+    ordered, seen = {}, set[int]()
+    for key, value in sorted(tensors.items()):
+        ordered[key] = value.clone() if value.untyped_storage().data_ptr() in seen else value.contiguous()
+        seen.add(value.untyped_storage().data_ptr())
+    return ordered
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -16,7 +16,15 @@ from drafterzoo.drafters.base import Drafter
 from drafterzoo.drafters.eagle2_body import Eagle2Body
 from drafterzoo.errors import CheckpointError, UsageError
 from drafterzoo.formats.base import Contents, Files, Translated
-from drafterzoo.formats.binding import EMBEDDING, as_contents, lent_tensors, may_have, origin_in
+from drafterzoo.formats.binding import (
+    EMBEDDING,
+    as_contents,
+    check_bare,
+    check_made_for,
+    lent_tensors,
+    may_have,
+    origin_in,
+)
 from drafterzoo.formats.files import PICKLED
 from drafterzoo.formats.llama_config import read_llama, write_llama
 from drafterzoo.formats.names import Names
@@ -44,6 +52,7 @@ class SafeAILabEagle2:
     def translate(self, files: Files, target: Target) -> Translated:
         names = Names.of(files)
         section = read_llama(files.config, files.config_file)
+        check_made_for(files, target, vocab_size=section["vocab_size"], hidden_size=section["hidden_size"])
         if section.pop("attention_bias"):
             raise CheckpointError(
                 f"{files.config_file}: key 'attention_bias' is true, which heads of {NAME} do not have; their biases "
@@ -80,6 +89,7 @@ def _has_bias(files: Files, names: Names, key: str) -> bool:
 
 def _checked(drafter: Drafter) -> Eagle2Body:
     """The drafter. Raises UsageError for what the layout does not hold."""
+    check_bare(drafter)
     if not isinstance(drafter, Eagle2Body):
         raise UsageError(
             f"{drafter.spec}: {NAME} holds heads of EAGLE-1, EAGLE-2 and HASS; expected one of 'eagle2', 'hass'."
