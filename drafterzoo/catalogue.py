@@ -113,7 +113,8 @@ def load(
     a bare "org/name" is taken as hub:. target: a Target, or what load_target takes; None loads the checkpoint's own,
     for a spec without weights the embedded default. self_test: compare a block drafter's proposals with a few answers
     of the target first (seconds), since a wrong block layout shows in nothing else. overrides: options of the base
-    drafter; those behind an address may be a wrapper's, too.
+    drafter; those behind an address may be a wrapper's, too. Of a checkpoint in somebody else's layout, which needs a
+    target, also `format`, `drafter` and `aux_convention` (formats/binding.py).
 
     Raises UsageError (nothing of that name, an impossible combination) or CheckpointError (damaged, or for another
     target).

@@ -131,7 +131,7 @@ def eagle3_files(layout: str, target: Target, reduced: bool) -> tuple[dict[str, 
         **flags,
         "target_hidden_size": None,
         "eagle_aux_hidden_state_layer_ids": None,
-        "speculators_config": {"algorithm": "eagle3", "verifier": {"name_or_path": "/home/nobody/model"}},
+        "speculators_config": {"algorithm": "eagle3", "verifier": {"name_or_path": "../nobody/model"}},
         "transformer_layer_config": {**FLAT, **rope, "head_dim": DIM},
     }, {**tensors, **embedding, "verifier_norm.weight": torch.ones(H)}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -136,6 +137,35 @@ def test_what_has_been_trained_further_is_written_in_the_files_dtype(layout: str
     changed = {"fc.weight": found.pop("fc.weight")}
     check_bytes(changed, {"fc.weight": (tensors.pop("fc.weight").float() + 0.5).to(changed["fc.weight"].dtype)})
     check_bytes(found, tensors)
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_a_file_written_over_since_is_not_copied_from(pickled: bool, tmp_path: Path) -> None:
+    config, tensors = foreign_files("torchspec-eagle3", target_of())
+    name = "pytorch_model.bin" if pickled else "model.safetensors"
+    drafter = load(write(tmp_path / "theirs", config, tensors, pickled=pickled))
+    (tmp_path / "theirs" / name).open("r+b").close()  # opened, and nothing written
+    drafter.export(tmp_path / "back", "torchspec-eagle3")
+    (tmp_path / "theirs" / name).write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match="has been written over since the drafter was read from it"):
+        drafter.export(tmp_path / "late", "torchspec-eagle3")
+    assert not (tmp_path / "late").exists()
+
+
+def test_a_file_taken_away_since_is_still_copied_from(tmp_path: Path) -> None:
+    config, tensors = foreign_files("torchspec-eagle3", target_of())
+    drafter = load(write(tmp_path / "theirs", config, tensors))
+    shutil.rmtree(tmp_path / "theirs")
+    check_same_file(drafter, "torchspec-eagle3", config, tensors, tmp_path / "theirs", pickled=False)
+    check_same_file(drafter, "torchspec-eagle3", config, tensors, tmp_path / "theirs", pickled=False)
+
+
+def test_weights_that_would_be_read_in_the_place_of_others_are_not_left_beside_them(tmp_path: Path) -> None:
+    drafter = native({}, target_of())
+    drafter.save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match=r"holds model\.safetensors, which is read rather than the pytorch_model\.bin"):
+        drafter.export(tmp_path, "safeailab-eagle3")
+    assert load(tmp_path).spec == "eagle3"
 
 
 # -- names, flags, and what files leave open ---------------------------------------------------------------------------
@@ -442,9 +472,7 @@ def test_a_convention_that_clearly_agrees_more_is_taken(tmp_path: Path, monkeypa
     files = read_files(write(tmp_path, *foreign_files("specforge-eagle3", target_of())))
     monkeypatch.setattr("drafterzoo.formats.agreement.agreement", lambda share, _: share)
     with pytest.warns(UserWarning, match="aux_convention='layer_output' says so without a test"):
-        assert (
-            better_convention({"boundary": 0.2, "layer_output": 0.3}.__getitem__, files, target_of()) == "layer_output"
-        )
+        assert better_convention({"boundary": 0.2, "layer_output": 0.3}.get, files, target_of()) == "layer_output"
     with pytest.raises(CheckpointError, match="20% as 'boundary' and 21% as 'layer_output', which does not tell"):
         better_convention({"boundary": 0.2, "layer_output": 0.21}.__getitem__, files, target_of())
 
@@ -499,6 +527,7 @@ BAD: list[tuple[str, Edit, str]] = [
     (FORGE, tensor("t2d", lambda t: t.half()), "'t2d' is torch.float16, expected torch.bool"),
     (FORGE, tensor("d2t", lambda d: d[:-1]), "'d2t' has shape [39], expected [40]"),
     (FORGE, tensor("t2d", lambda t: t[:-4]), "'t2d' has shape [60], expected [64]"),
+    (FORGE, tensor("d2t", torch.tensor(3)), "'d2t' has shape [], expected [40]"),
     # head and embedding: eagle.md 5, rows 7, 8, 18
     (FORGE, tensor("lm_head.weight", None), "'lm_head.weight' is missing, and a head over 40 of 64 tokens cannot be"),
     (SPEC, tensor("lm_head.weight", None), "'lm_head.weight' is missing, and a head over 40 of 64 tokens cannot be"),
@@ -516,7 +545,7 @@ BAD: list[tuple[str, Edit, str]] = [
         "'embed_tokens.weight' is missing, and tiny-llama's own is 48 wide where the drafter is 32",
     ),
     # aux layers: eagle.md 5, rows 1, 2
-    (FORGE, nested("eagle_config", **{IDS: [1, 3]}), "'fc.weight' reads 96 columns, expected 2 features of width 32"),
+    (FORGE, nested("eagle_config", **{IDS: [1, 3]}), "'fc.weight' has shape [32, 96], expected [32, 64], 2 features"),
     (FORGE, nested("eagle_config", **{IDS: [1, 4, 3]}), "each layer once and in ascending order"),
     (FORGE, nested("eagle_config", **{IDS: [1, 3, 3]}), "each layer once and in ascending order"),
     (FORGE, nested("eagle_config", **{IDS: "1,3,4"}), "is '1,3,4', expected a list of layers' numbers from 0"),
@@ -526,7 +555,7 @@ BAD: list[tuple[str, Edit, str]] = [
     (FORGE, nested("eagle_config", use_aux_hidden_state=False), "use_aux_hidden_state: false, so the head fuses no"),
     (FORGE, said(num_aux_hidden_states=4), "num_aux_hidden_states is 4, but"),
     (SPEC, said(**{IDS: [2, 4, 9]}), "says [2, 4, 9], but tiny-llama has 8 layers"),
-    (SAFE, tensor(FC, lambda w: w[:, :64]), "'fc.weight' reads 64 columns, expected 3 features of width 32, since"),
+    (SAFE, tensor(FC, lambda w: w[:, :64]), "'fc.weight' has shape [32, 64], expected [32, 96], 3 features"),
     # norms and flags: eagle.md 5, rows 3, 4, 14
     (SAFE, tensor("norm.weight", None), "'norm.weight' is missing (1 in all), expected shape [32]"),
     (SAFE, tensor("midlayer.hidden_norm.weight", None), "'midlayer.hidden_norm.weight' is missing"),
@@ -549,6 +578,8 @@ BAD: list[tuple[str, Edit, str]] = [
     (FORGE, tensor("midlayer.self_attn.q_proj.weight", lambda w: w[:, :H]), "q_proj.weight' has shape [32, 32], exp"),
     (FORGE, tensor("surplus.weight", torch.ones(2)), "'surplus.weight' is not used by this drafter (1 in all)"),
     (FORGE, tensor("model.fc.weight", torch.ones(H, 96)), "fc.weight', which are one tensor; take out the one"),
+    (FORGE, tensor(FC, torch.tensor(0.5)), "'fc.weight' has shape [], expected [32, 96]"),
+    (OLD, tensor(FC, torch.tensor(0.5)), "'fc.weight' has shape [], expected [32, 64]"),
     (FORGE, tensor(FC, lambda w: w.to(torch.int8)), "'fc.weight' is torch.int8, expected torch.float32"),
     (FORGE, tensor(FC, lambda w: w.to(torch.float8_e4m3fn)), "'fc.weight' is torch.float8_e4m3fn, expected float16"),
     (FORGE, tensor(FC, lambda w: w.fill_(float("nan"))), "'fc.weight' holds values that are not finite"),
@@ -587,7 +618,7 @@ def test_a_bad_checkpoint_is_refused_in_a_sentence(layout: str, edit: Edit, word
 
 def test_every_bad_vocabulary_map_has_a_message_of_its_own() -> None:
     words = [words for _, _, words in BAD]
-    assert len({message for message in words if "d2t" in message or "t2d" in message}) == 12
+    assert len({message for message in words if "d2t" in message or "t2d" in message}) == 13
 
 
 def truncate(path: Path) -> None:

@@ -23,13 +23,17 @@ Convention = Literal["boundary", "layer_output"]
 
 @attrs.frozen(eq=False)
 class Files:
-    """A checkpoint's folder as it is: its config, and its tensors under their own names (memory-mapped)."""
+    """A checkpoint's folder as it is: its config, and its tensors under their own names (memory-mapped).
+
+    stamps: what tells of a file of weights whether it has been written over since (files.check_unchanged).
+    """
 
     folder: Path
     config_file: str
     weights_file: str
     config: dict[str, Any]
     tensors: dict[str, Tensor]
+    stamps: Mapping[Path, tuple[int, ...]] = attrs.Factory(dict)
 
 
 @attrs.frozen(eq=False)
@@ -68,15 +72,14 @@ class Origin:
     """Where a drafter was read from, so that it is written back in the same layout as it was, tensor for tensor.
 
     section: what the config says in our words, before options were set over it. called: a native name as the file says
-    it. tensors: the file's own, by name in it (memory-mapped). others: names of those that the drafter does not hold
-    itself: what was ignored, and copies of the target's head and embedding. weights: the file of all tensors.
+    it. others: names in the file of tensors that the drafter does not hold itself: what was ignored, and copies of the
+    target's head and embedding. weights: the file of all tensors.
     """
 
     format: str
-    config: Mapping[str, Any]
+    files: Files
     section: Mapping[str, Any]
     called: Callable[[str], str]
-    tensors: Mapping[str, Tensor]
     others: tuple[str, ...]
     taps_as: Convention
     weights: str

@@ -18,7 +18,7 @@ from drafterzoo import checkpoint
 from drafterzoo.drafters.base import Drafter, check_together, with_options
 from drafterzoo.errors import CheckpointError, UsageError
 from drafterzoo.formats.base import Contents, Convention, Files, Format, Origin, Translated
-from drafterzoo.formats.files import read_files, write_files
+from drafterzoo.formats.files import check_unchanged, read_files, write_files
 from drafterzoo.registry import DRAFTERS, FORMATS
 from drafterzoo.target.target import Target
 
@@ -79,7 +79,7 @@ def read(
             f"{files.config_file}: says no layer ids, so aux_convention={aux_convention!r} has nothing to explain; "
             f"leave it out."
         )
-    asked = found.taps_as if aux_convention == "auto" else _convention(aux_convention)
+    asked = found.taps_as if aux_convention == "auto" else convention(aux_convention)
     if asked is None:
         from drafterzoo.formats.agreement import better_convention
 
@@ -92,7 +92,8 @@ def write(drafter: Drafter, folder: Path, format: str) -> Path:
     return write_files(FORMATS.get(format).contents(drafter), folder)
 
 
-def _convention(name: str) -> Convention:
+def convention(name: str) -> Convention:
+    """One of CONVENTIONS, but for "auto", as what it is."""
     return "boundary" if name == "boundary" else "layer_output"
 
 
@@ -133,10 +134,9 @@ def _bound(
     drafter = _made(cls, native, target, options)
     drafter.origin = Origin(
         layout.name,
-        files.config,
+        files,
         section,
         found.called,
-        files.tensors,
         tuple(sorted({*found.ignored, *map(found.called, borrowed)})),
         taps_as,
         Path(files.weights_file).name.removesuffix(".index.json"),
@@ -244,7 +244,7 @@ def as_contents(
 def as_config(drafter: Drafter, format: str, written: Callable[[Mapping[str, Any]], dict[str, Any]]) -> dict[str, Any]:
     """The config of a drafter in a layout; the one that was read, but for what has been set since."""
     origin, now = origin_in(drafter, format), written(section_of(drafter))
-    return now if origin is None else _changed(origin.config, written(origin.section), now)
+    return now if origin is None else _changed(origin.files.config, written(origin.section), now)
 
 
 def _changed(config: Mapping[str, Any], then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
@@ -271,11 +271,12 @@ def as_file(
     origin = origin_in(drafter, format)
     if origin is None:
         return {called(key): value for key, value in native.items()}
+    check_unchanged(origin.files)
     held = {name: value.dtype for name, value in drafter.state_dict().items()}
-    tensors = {name: origin.tensors[name] for name in origin.others}
+    tensors = {name: origin.files.tensors[name] for name in origin.others}
     for key, value in native.items():
         name = origin.called(key)
-        was = origin.tensors.get(name)
+        was = origin.files.tensors.get(name)
         tensors[name] = value if was is None else _as_it_was(was, value, held.get(key, value.dtype))
     return tensors
 

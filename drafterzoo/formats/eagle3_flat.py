@@ -7,13 +7,14 @@ one from another is theirs.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from drafterzoo.drafters.base import Drafter
 from drafterzoo.drafters.eagle3_body import Eagle3Body
 from drafterzoo.errors import CheckpointError, UsageError
 from drafterzoo.formats.base import Convention, Files, Translated
-from drafterzoo.formats.binding import EMBEDDING, may_have, origin_in
+from drafterzoo.formats.binding import CONVENTIONS, EMBEDDING, convention, may_have, origin_in
 from drafterzoo.formats.eagle3_heads import (
     FLAGS,
     IDS,
@@ -54,7 +55,7 @@ def producer(files: Files) -> Literal["angelslim", "safeailab", "specforge", "to
         return "angelslim"
     if TORCHSPEC in config:
         return "torchspec"
-    if not _says_norms_or_ids(files) and (SERVED not in made_of or PICKLED in files.weights_file):
+    if not _says_norms_or_ids(files) and (SERVED not in made_of or Path(files.weights_file).name.startswith(PICKLED)):
         return "safeailab"
     return "torchspec" if EMBEDDING in names else "specforge"
 
@@ -112,12 +113,12 @@ def _meant(files: Files, ids: list[int], target: Target, producer: Convention | 
     SGLang takes ids that begin with 1 for layers' outputs. None for others: the same words, two meanings.
     """
     said = may_have(files, CONVENTION, str, nested(files))
-    if said is not None and said not in ("boundary", "layer_output"):
+    if said not in (None, *CONVENTIONS[1:]):
         raise CheckpointError(
             f"{files.config_file}: eagle_config has {CONVENTION}: {said!r}, expected 'boundary' or 'layer_output'."
         )
     if said is not None or producer is not None:
-        return "boundary" if (said or producer) == "boundary" else "layer_output"
+        return producer if said is None else convention(said)
     if ids == usual_taps(target):
         return "boundary"
     if any(key in nested(files) for key in _OF_MODELOPT):
@@ -182,7 +183,7 @@ def flat_config(section: Mapping[str, Any], body: Eagle3Body, format: str, archi
     return {
         "architectures": [architecture],
         "model_type": "llama",
-        **write_llama(section, None if origin is None else origin.config),
+        **write_llama(section, None if origin is None else origin.files.config),
         "draft_vocab_size": section["draft_vocab_size"],
         "max_position_embeddings": body.target.max_positions,
         "tie_word_embeddings": False,
@@ -203,7 +204,7 @@ def aux_config(section: Mapping[str, Any], body: Eagle3Body, format: str) -> dic
     ids = [tap - (read_as == "layer_output") for tap in section["taps"]]
     always = {"fc_norm": section["fc_norm"], "norm_output": section["norm_output"]}
     flags = {**always, **{flag: True for flag in FLAGS if section[flag]}}
-    config = {} if origin is None else origin.config
+    config = {} if origin is None else origin.files.config
     below = config.get("eagle_config") or {}
     inside = {"use_aux_hidden_state": True, CONVENTION: read_as, **{k: v for k, v in flags.items() if k in below}}
     outside = {key: value for key, value in flags.items() if key not in below}

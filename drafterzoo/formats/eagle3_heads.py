@@ -155,10 +155,11 @@ def _check_features(
             f"{files.config_file}: {IDS} says {said.ids}, but {target.name} has {target.num_layers} layers; load "
             f"it with the target it was trained for."
         )
-    columns = tensors["fc.weight"].shape[-1] if "fc.weight" in tensors else len(taps) * width
-    if columns != len(taps) * width:
+    wanted = [section["hidden_size"], len(taps) * width]
+    shape = list(tensors["fc.weight"].shape) if "fc.weight" in tensors else wanted
+    if shape != wanted:
         raise CheckpointError(
-            f"{files.weights_file}: tensor {names('fc.weight')!r} reads {columns} columns, expected {len(taps)} "
+            f"{files.weights_file}: tensor {names('fc.weight')!r} has shape {shape}, expected {wanted}, {len(taps)} "
             f"features of width {width}, since {stated}; the head is for another target, or the config is wrong."
         )
 
@@ -209,6 +210,12 @@ def _identity_maps(
     """
     rows, vocabulary = section["draft_vocab_size"], section["vocab_size"]
     for key, dtypes in _MAPS.items():
+        wanted = [rows if key == "d2t" else vocabulary]
+        if key in tensors and list(tensors[key].shape) != wanted:
+            raise CheckpointError(
+                f"{files.weights_file}: tensor {names(key)!r} has shape {list(tensors[key].shape)}, expected {wanted} "
+                f"by the head's rows and vocab_size; it is of another vocabulary, perhaps one without padding."
+            )
         if key in tensors and tensors[key].dtype not in dtypes:
             raise CheckpointError(
                 f"{files.weights_file}: tensor {names(key)!r} is {tensors[key].dtype}, expected {dtypes[0]}; it was "

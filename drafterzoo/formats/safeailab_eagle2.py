@@ -119,7 +119,7 @@ def _config(section: Mapping[str, Any], body: Eagle2Body) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        **write_llama(section, None if origin is None else origin.config),
+        **write_llama(section, None if origin is None else origin.files.config),
         "bias": section["fc_bias"],
         **({"qkv_bias": True} if section["qkv_bias"] else {}),
         "max_position_embeddings": body.target.max_positions,

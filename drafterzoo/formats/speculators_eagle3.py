@@ -83,7 +83,7 @@ def _window(files: Files, inner: Mapping[str, Any], layers: int) -> int | None:
 def _config(section: Mapping[str, Any], body: Eagle3Body) -> dict[str, Any]:
     """A section in speculators' words; what the drafter does not say is what their trainer writes."""
     origin, target = origin_in(body, NAME), body.target
-    inner = write_llama(section, None if origin is None else origin.config[LAYERS])
+    inner = write_llama(section, None if origin is None else origin.files.config[LAYERS])
     width = section["target_hidden_size"]
     return {
         "architectures": ["Eagle3DraftModel"],
