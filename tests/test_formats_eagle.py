@@ -6,13 +6,16 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 import drafterzoo
@@ -614,6 +617,42 @@ def test_a_bad_checkpoint_is_refused_in_a_sentence(layout: str, edit: Edit, word
     message = str(caught.value)
     assert words in message and "\n" not in message and message.endswith("."), message
     assert message.startswith(str(tmp_path / "bad"))
+
+
+def places(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Every key of a config with the table that has it."""
+    for key, value in config.items():
+        yield config, key
+        if isinstance(value, dict):
+            yield from places(value)
+
+
+@cache
+def good_folder(layout: str) -> tempfile.TemporaryDirectory[str]:
+    folder = tempfile.TemporaryDirectory()
+    write(Path(folder.name), *foreign_files(layout, target_of()))
+    return folder
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    layout=st.sampled_from(LAYOUTS),
+    at=st.integers(0, 40),
+    value=st.sampled_from([None, -1, 0, 3, 1.5, "x", [], {}, True, False, [1], 10**12, {"a": 1}, [1, "x"]]),
+)
+def test_a_config_with_any_wrong_value_is_read_or_refused_in_a_sentence(layout: str, at: int, value: Any) -> None:
+    config, _ = foreign_files(layout, target_of())
+    every = list(places(config))
+    table, key = every[at % len(every)]
+    table[key] = value
+    folder = Path(good_folder(layout).name)
+    (folder / "config.json").write_text(json.dumps(config))
+    try:
+        drafter = load(folder)
+    except DrafterzooError as error:
+        assert "\n" not in str(error)
+    else:
+        assert drafter.origin is not None and drafter.origin.files.config == config
 
 
 def test_every_bad_vocabulary_map_has_a_message_of_its_own() -> None:

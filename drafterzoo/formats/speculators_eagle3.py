@@ -68,10 +68,10 @@ def _has_query_norm(files: Files, names: Names, inner: Mapping[str, Any]) -> boo
 
 def _window(files: Files, inner: Mapping[str, Any], layers: int) -> int | None:
     """How far layers look back: all of them, or none. Raises CheckpointError for some of them, and other kinds."""
-    kinds = may_have(files, "layer_types", list, inner) or ["full_attention"] * layers
-    if kinds == ["full_attention"] * layers:
+    kinds = may_have(files, "layer_types", list, inner)
+    if kinds is None or (len(kinds) == layers and all(kind == "full_attention" for kind in kinds)):
         return None
-    if kinds != ["sliding_attention"] * layers:
+    if len(kinds) != layers or any(kind != "sliding_attention" for kind in kinds):
         raise CheckpointError(
             f"{files.config_file}: {LAYERS} has layer_types {kinds}, expected {layers} times 'full_attention' or as "
             f"often 'sliding_attention'; drafterzoo's EAGLE-3 layers are all of one kind."
