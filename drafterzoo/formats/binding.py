@@ -301,13 +301,13 @@ def lent_tensors(drafter: Drafter, *keys: str) -> dict[str, Tensor]:
 
 
 def sections(drafter: Drafter) -> dict[str, Any]:
-    """The config of a bare drafter as plain values. Raises UsageError for a wrapped one: no layout but ours has any."""
+    """The config of a bare drafter as JSON says it. Raises UsageError for a wrapped one: no layout but ours has any."""
     if getattr(drafter, "base", None) is not None:
         raise UsageError(
             f"{drafter.spec}: no layout but drafterzoo's own holds a wrapper; export the drafter without it, or save "
             f"it with save_pretrained."
         )
-    return attrs.asdict(drafter.config)
+    return attrs.asdict(drafter.config, value_serializer=lambda _, __, one: list(one) if type(one) is tuple else one)
 
 
 def default_section(drafter: str, target: Target, **values: Any) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def check_flags(files: Files, section: Mapping[str, Any], tensors: Mapping[str, 
         ("hidden_correction.", "enable_hidden_correction", section.get("correction", False)),
     )
     for prefix, flag, on in flags:
-        there = next((key for key in tensors if key.startswith(prefix)), None)
+        there = min((key for key in tensors if key.startswith(prefix)), default=None)
         if on and there is None:
             raise CheckpointError(
                 f"{files.weights_file}: no tensor begins with {prefix!r}, expected such because {flag!r} in "
@@ -171,12 +171,15 @@ def renamed(files: Files, native: Callable[[str], str]) -> tuple[dict[str, Tenso
 
 
 def check_expressible(drafter: Drafter, layout: str, *problems: tuple[bool, str]) -> None:
-    """Raise UsageError for the first (whether it is so, what cannot be written) that is so."""
-    config: Any = drafter.config
+    """Raise UsageError for the first (whether it is so, what the layout holds in its place) that is so.
+
+    The first must be the drafter's name, since nothing is known of the config of others.
+    """
+    section = sections(drafter)
     usual = (
-        (not config.qk_norm, "no drafter without norms of queries and keys (qk_norm=False)"),
-        (config.mask_token_id is None, "no mask vector of a drafter's own (mask_token_id=None), only an id of one"),
-        (config.hidden_size != config.target_hidden_size, "no drafter of another width than its target's"),
+        (not section.get("qk_norm"), "no drafter without norms of queries and keys (qk_norm=False)"),
+        (section.get("mask_token_id") is None, "no mask vector of a drafter's own (mask_token_id=None), only an id"),
+        (section["hidden_size"] != section["target_hidden_size"], "no drafter of another width than its target's"),
     )
     for found, what in (*problems, *usual):
         if found:
