@@ -14,13 +14,11 @@ from typing import Any
 from drafterzoo.drafters.base import Drafter
 from drafterzoo.formats import block_config as said
 from drafterzoo.formats.base import Files
-from drafterzoo.formats.binding import EMBEDDING, HEAD
-from drafterzoo.formats.block_layout import BlockLayout, bare, check_expressible
+from drafterzoo.formats.binding import EMBEDDING, HEAD, may_have
+from drafterzoo.formats.block_layout import BlockLayout, check_expressible
 from drafterzoo.target.target import Target
 
 ARCHITECTURE = "Qwen3DFlyModel"
-THEIRS = {"fc.": "context_proj.", "hidden_norm.": "context_norm.", "norm.": "final_norm."}
-STRAY = ("markov_head.", "confidence_head.")
 
 
 class AngelSpecDFly(BlockLayout):
@@ -28,46 +26,27 @@ class AngelSpecDFly(BlockLayout):
     about = "DFly of AngelSpec"
     drafter = "dfly"
     weights = "pytorch_model.bin"
+    begins = (("context_proj.", "fc."), ("context_norm.", "hidden_norm."), ("final_norm.", "norm."))
+    ignored = ("markov_head.", "confidence_head.")
     carries = (EMBEDDING,)
     frozen = (HEAD,)
 
     def detect(self, files: Files) -> bool:
         return ARCHITECTURE in said.architectures(files.config)
 
-    def section(self, config: Mapping[str, Any], where: str, target: Target) -> dict[str, Any]:
-        said.check_depth(config, "target_num_hidden_layers", where, target)
-        found = said.taps(config, "target_layer_ids", where, target, first=0, shift=1)
-        if config.get("num_target_layers") not in (None, len(found)):
-            said.refuse(
-                where, "num_target_layers", config["num_target_layers"], f"{len(found)}, as many as target_layer_ids"
-            )
-        body = said.decoder(config, where)
-        if body["sliding_layers"]:
-            said.refuse(where, "layer_types", config["layer_types"], "full attention alone, as DFly's layers have")
-        size = "block_size" if "block_size" in config else "dflash_block_size"  # its trainer's word
+    def section(self, files: Files, target: Target) -> dict[str, Any]:
+        config = {"block_size": files.config.get("dflash_block_size"), **files.config}  # its trainer's word
+        said.check_depth(files, config, "target_num_hidden_layers", target)
+        body = said.body(files, config, target, layout="same_position")
+        said.check_full(files, body)
+        count = len(body["taps"])
+        if config.get("num_target_layers") not in (None, count):
+            said.refuse(files, "num_target_layers", config["num_target_layers"], f"{count}, as many as there are ids")
         return {
             **body,
-            "draft_vocab_size": body["vocab_size"],
-            "target_hidden_size": said.width(config, "target_hidden_size", where, body["hidden_size"]),
-            "taps": found,
-            "mask_token_id": said.mask_token(config, where, body["vocab_size"]),
-            "block_size": said.block_size(config, where, size if size in config else "block_size"),
-            "layout": "same_position",
-            "correction": said.switch(config, "enable_hidden_correction", where, True),
-            "correction_size": said.width(config, "hidden_correction_intermediate_size", where, 0),
+            "correction": may_have(files, "enable_hidden_correction", bool) is not False,
+            "correction_size": said.width(files, config, "hidden_correction_intermediate_size", 0),
         }
-
-    def called(self, key: str) -> str:
-        own = next((one for one in THEIRS if key.startswith(one)), "")
-        return THEIRS.get(own, "") + key.removeprefix(own)
-
-    def native(self, key: str) -> str:
-        key = bare(key)
-        own = next((one for one, theirs in THEIRS.items() if key.startswith(theirs)), "")
-        return own + key.removeprefix(THEIRS.get(own, ""))
-
-    def ignores(self, key: str) -> bool:
-        return key.startswith(STRAY)
 
     def check(self, drafter: Drafter, section: Mapping[str, Any]) -> None:
         check_expressible(

@@ -10,7 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from drafterzoo.drafters.base import Drafter
+from drafterzoo.drafters.block_body import Layout
 from drafterzoo.errors import CheckpointError, UsageError
+from drafterzoo.formats.base import Files
+from drafterzoo.formats.binding import may_have, needs
 from drafterzoo.formats.llama_config import read_llama, write_llama
 from drafterzoo.target.target import Target
 
@@ -35,30 +38,28 @@ _BEYOND: dict[str, tuple[tuple[Any, ...], str]] = {
 # -- reading a config ------------------------------------------------------------------------------------------------
 
 
-def refuse(where: str, key: str, value: Any, expected: str) -> NoReturn:
+def refuse(files: Files, key: str, value: Any, expected: str) -> NoReturn:
     """Raise CheckpointError for the value of a key; `value` "missing" is no value."""
     said = value if value == "missing" else repr(value)
-    raise CheckpointError(f"{where}: key {key!r} is {said}, expected {expected}.")
+    raise CheckpointError(f"{files.config_file}: key {key!r} is {said}, expected {expected}.")
 
 
-def table(config: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
-    """A table within the config, empty where there is none."""
-    value = config.get(key)
-    if value is not None and not isinstance(value, dict):
-        refuse(where, key, value, "a table; download it again")
-    return dict(value or {})
-
-
-def merged(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+def merged(files: Files) -> dict[str, Any]:
     """A config with the keys of its `dflash_config` at the top, too: releases differ in where they put them.
 
     Raises CheckpointError where both places say different things.
     """
-    nested = table(config, SHARED, where)
+    config, nested = files.config, may_have(files, SHARED, dict) or {}
     for key, value in nested.items():
         if config.get(key) not in (None, value):
-            refuse(where, f"{SHARED}.{key}", value, f"the {config[key]!r} of the same key at the top; take out one")
+            refuse(files, f"{SHARED}.{key}", value, f"the {config[key]!r} of the same key at the top; take out one")
     return {**config, **{key: value for key, value in nested.items() if value is not None}}
+
+
+def aligned(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The opposite, for a config that has been changed: keys at the top that `dflash_config` has, too, say the same."""
+    nested = config.get(SHARED) or {}
+    return {key: nested.get(key, value) for key, value in config.items()}
 
 
 def architectures(config: Mapping[str, Any]) -> list[Any]:
@@ -67,11 +68,11 @@ def architectures(config: Mapping[str, Any]) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-def width(config: Mapping[str, Any], key: str, where: str, default: int) -> int:
+def width(files: Files, values: Mapping[str, Any], key: str, default: int) -> int:
     """A number that may be left out, or null, for the default."""
-    found = config.get(key)
+    found = values.get(key)
     if found is not None and (type(found) is not int or found < 0):
-        refuse(where, key, found, f"a number, or null for {default}")
+        refuse(files, key, found, f"a number, or null for {default}")
     return default if found is None else found
 
 
@@ -81,107 +82,123 @@ def projector(config: Mapping[str, Any]) -> Any:
     return nested.get("projector_type") if isinstance(nested, dict) else None
 
 
-def decoder(config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Sizes, rotary positions and windows of the draft layers.
+def decoder(files: Files, values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Sizes, rotary positions and windows of the draft layers. where: the table, if it is not the whole file.
 
     Raises CheckpointError for what none of our block drafters is.
     """
     for key, (neutral, what) in _BEYOND.items():
-        if config.get(key) not in neutral:
-            refuse(where, key, config[key], f"none: it asks for {what}, which no drafter here has")
-    return {**read_llama(config, where), "qk_norm": True, **_windows(config, where)}
+        if values.get(key) not in neutral:
+            refuse(files, key, values[key], f"none: it asks for {what}, which no drafter here has")
+    return {**read_llama(values, where or files.config_file), "qk_norm": True, **_windows(files, values)}
 
 
-def _windows(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _windows(files: Files, values: Mapping[str, Any]) -> dict[str, Any]:
     """Which layers slide, and whether slots are blind to those after them (block.md 1.2)."""
-    count = config["num_hidden_layers"]
-    types = config.get("layer_types")
+    count = values["num_hidden_layers"]
+    types = values.get("layer_types")
     if types is None:  # transformers' rule for a Qwen3 that does not list them
-        first = width(config, "max_window_layers", where, 28) if config.get("use_sliding_window") else count
+        first = width(files, values, "max_window_layers", 28) if values.get("use_sliding_window") else count
         types = [SLIDING if layer >= first else FULL for layer in range(count)]
     if not isinstance(types, list) or len(types) != count or any(kind not in (FULL, SLIDING) for kind in types):
-        refuse(where, "layer_types", types, f"{count} times {FULL!r} or {SLIDING!r}, one for each layer")
-    causal = config["is_causal"] if config.get("is_causal") is not None else config.get("causal")
+        refuse(files, "layer_types", types, f"{count} times {FULL!r} or {SLIDING!r}, one for each layer")
+    causal = values["is_causal"] if values.get("is_causal") is not None else values.get("causal")
     if causal not in (None, True, False):
-        refuse(where, "is_causal", causal, "true or false")
+        refuse(files, "is_causal", causal, "true or false")
     sliding = [layer for layer, kind in enumerate(types) if kind == SLIDING]
-    window = config.get("sliding_window") if sliding else None
-    if sliding and (type(window) is not int or config.get("use_sliding_window") is False):
-        refuse(where, "sliding_window", window, f"a number with use_sliding_window, since layers {sliding} slide")
+    window = values.get("sliding_window") if sliding else None
+    if sliding and (type(window) is not int or values.get("use_sliding_window") is False):
+        refuse(files, "sliding_window", window, f"a number with use_sliding_window, since layers {sliding} slide")
     return {"sliding_window": window, "sliding_layers": sliding, "causal": causal}
 
 
-def taps(config: Mapping[str, Any], key: str, where: str, target: Target, first: int, shift: int) -> list[int]:
+def taps(files: Files, values: Mapping[str, Any], key: str, target: Target, first: int, shift: int) -> list[int]:
     """The boundaries that a config's layer ids name: id + shift.
 
     first: the lowest id there is. The last layer's output is none: transformers gives it after the final norm, engines
     before, and a file does not say which of both it was trained on. Raises CheckpointError, also where there are no
     ids: what is usual is a guess, and a wrong one (block.md 8, row 3).
     """
-    ids = config.get(key)
+    ids = values.get(key)
     if not isinstance(ids, list) or not ids or any(type(one) is not int for one in ids):
-        found = ids if key in config else "missing"
-        refuse(where, key, found, "the layers that were tapped, which nothing else tells; take it from the original")
+        found = ids if key in values else "missing"
+        refuse(files, key, found, "the layers that were tapped, which nothing else tells; take it from the original")
     last = target.num_layers - 1 - shift
     for one in ids:
         if not first <= one <= last:
             refuse(
-                where,
+                files,
                 key,
                 ids,
                 f"ids from {first} to {last} of the {target.num_layers} layers of {target.name}, and {one} is none "
                 f"(the last layer's output is not one, since it may mean that of the final norm)",
             )
     if len(set(ids)) < len(ids):
-        refuse(where, key, ids, "each layer once")
+        refuse(files, key, ids, "each layer once")
     return [one + shift for one in ids]
 
 
-def check_depth(config: Mapping[str, Any], key: str, where: str, target: Target) -> None:
+def check_depth(files: Files, values: Mapping[str, Any], key: str, target: Target) -> None:
     """Raise CheckpointError where the config says of its target another depth than this one's."""
-    said = config.get(key)
+    said = values.get(key)
     if said not in (None, target.num_layers):
-        refuse(where, key, said, f"{target.num_layers}, the layers of {target.name}; load it with its own target")
+        refuse(files, key, said, f"{target.num_layers}, the layers of {target.name}; load it with its own target")
 
 
-def mask_token(config: Mapping[str, Any], where: str, vocabulary: int) -> int:
+def mask_token(files: Files, values: Mapping[str, Any], vocabulary: int) -> int:
     """The id whose embedding stands in the empty slots."""
-    found = config.get("mask_token_id")
+    found = values.get("mask_token_id")
     if type(found) is not int or not 0 <= found < vocabulary:
-        said = found if "mask_token_id" in config else "missing"
-        refuse(where, "mask_token_id", said, f"an id below {vocabulary}, whose embedding fills the empty slots")
+        said = found if "mask_token_id" in values else "missing"
+        refuse(files, "mask_token_id", said, f"an id below {vocabulary}, whose embedding fills the empty slots")
     return found
 
 
-def block_size(config: Mapping[str, Any], where: str, key: str = "block_size") -> int:
-    found = config.get(key)
+def block_size(files: Files, values: Mapping[str, Any]) -> int:
+    key = "block_size"
+    found = values.get(key)
     if type(found) is not int or found < 2:
-        refuse(where, key, found if key in config else "missing", "how many tokens make a block, at least 2")
+        refuse(files, key, found if key in values else "missing", "how many tokens make a block, at least 2")
     return found
 
 
-def switch(config: Mapping[str, Any], key: str, where: str, default: bool | None = None) -> bool:
-    """A key that is true or false; without a default it must be there."""
-    found = config.get(key, default)
-    if not isinstance(found, bool):
-        refuse(where, key, found if key in config else "missing", "true or false")
-    return found
+def body(files: Files, values: Mapping[str, Any], target: Target, *, layout: Layout, first: int = 0) -> dict[str, Any]:
+    """A section but for DSpark's heads and DFly's correction, of a config whose layer ids mean layers' outputs.
+
+    first: the lowest layer id there is.
+    """
+    found = decoder(files, values)
+    return {
+        **found,
+        "draft_vocab_size": found["vocab_size"],
+        "target_hidden_size": width(files, values, "target_hidden_size", found["hidden_size"]),
+        "taps": taps(files, values, "target_layer_ids", target, first=first, shift=1),
+        "mask_token_id": mask_token(files, values, found["vocab_size"]),
+        "block_size": block_size(files, values),
+        "layout": layout,
+    }
 
 
-def heads(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+def check_full(files: Files, section: Mapping[str, Any]) -> None:
+    """Raise CheckpointError for windows, where a framework's layers have none."""
+    if section["sliding_layers"]:
+        refuse(files, "layer_types", files.config.get("layer_types", "missing"), f"{FULL!r} alone, as its layers have")
+
+
+def heads(files: Files, values: Mapping[str, Any]) -> dict[str, Any]:
     """What DSpark's two heads are by the flags that all its frameworks share (block.md 3.3). Rank 0 is no bias."""
-    rank = config.get("markov_rank")
+    rank = values.get("markov_rank")
     if type(rank) is not int or rank < 0:
-        refuse(where, "markov_rank", rank if "markov_rank" in config else "missing", "a number, 0 for no markov head")
-    kind = config.get("markov_head_type") or "vanilla"
+        refuse(files, "markov_rank", rank if "markov_rank" in values else "missing", "a number, 0 for no markov head")
+    kind = values.get("markov_head_type") or "vanilla"
     if kind not in ("vanilla", "gated", "rnn"):
-        refuse(where, "markov_head_type", kind, "'vanilla', 'gated' or 'rnn'")
-    confidence = switch(config, "enable_confidence_head", where)
-    joined = switch(config, "confidence_head_with_markov", where, True)
-    if confidence and joined and not rank and "confidence_head_with_markov" in config:
-        refuse(where, "confidence_head_with_markov", True, "false with markov_rank 0: there is no token to read")
+        refuse(files, "markov_head_type", kind, "'vanilla', 'gated' or 'rnn'")
+    confidence = needs(files, "enable_confidence_head", bool, values)
+    joined = may_have(files, "confidence_head_with_markov", bool, values)
+    if confidence and joined and not rank:
+        refuse(files, "confidence_head_with_markov", True, "false with markov_rank 0: there is no token to read")
     found = {"markov": kind, "markov_rank": rank} if rank else {"markov": "none"}
-    return {**found, "confidence": confidence, "confidence_with_markov": joined and bool(rank)}
+    return {**found, "confidence": confidence, "confidence_with_markov": joined is not False and rank > 0}
 
 
 # -- writing one --------------------------------------------------------------------------------------------------

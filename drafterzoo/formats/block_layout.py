@@ -10,34 +10,45 @@ all take an embedding's row, and a drafter with such a vector is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+import attrs
 import torch
 from torch import Tensor
 
+from drafterzoo.checkpoint import WEIGHTS
 from drafterzoo.drafters.base import Drafter
-from drafterzoo.drafters.headed import HeadedDrafter
 from drafterzoo.errors import CheckpointError, UsageError
 from drafterzoo.formats.base import Contents, Convention, Files, Translated
-from drafterzoo.formats.binding import EMBEDDING, HEAD, as_file, is_copy, sections
+from drafterzoo.formats.binding import (
+    as_contents,
+    is_copy,
+    lent_tensors,
+    origin_in,
+    sections,
+)
+from drafterzoo.formats.block_config import aligned
+from drafterzoo.formats.names import Names
 from drafterzoo.target.target import Target
-
-PREFIXES = ("module.", "draft_model.", "model.")  # that some trainers leave on every name (block.md 5.2 and 6)
 
 
 class BlockLayout:
-    """A layout that writes a drafter's config anew, or as it was where it came from this layout and says the same.
+    """A layout of block drafters. A subclass says what a config means, what it cannot hold, and how it writes one.
 
-    A subclass says what a config means (`section`), what it cannot hold (`check`), and how it would write one (`anew`).
-    drafter: what its folders become. carries: which of head and embedding they hold, even where these are the target's;
-    frozen: which are the target's in any case. taps_as: what its layer ids say.
+    drafter: what its folders become. begins: how names begin there, and how they do here; older: how they began once,
+    which is read, and written only to go back. ignored: beginnings of native names that mean nothing to a drafter.
+    carries: which of head and embedding its folders hold, even where these are the target's; frozen: which are the
+    target's in any case. taps_as: what its layer ids say.
     """
 
     name: str
     about: str
     drafter: str
-    weights = "model.safetensors"
+    weights: str = WEIGHTS
+    begins: tuple[tuple[str, str], ...] = ()
+    older: tuple[tuple[str, str], ...] = ()
+    ignored: tuple[str, ...] = ()
     carries: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
     taps_as: Convention = "layer_output"
@@ -45,8 +56,8 @@ class BlockLayout:
     def detect(self, files: Files) -> bool:
         raise NotImplementedError(f"{self.name} must define detect")
 
-    def section(self, config: Mapping[str, Any], where: str, target: Target) -> dict[str, Any]:
-        """Our config, but for head and embedding. Raises CheckpointError naming `where` and the key."""
+    def section(self, files: Files, target: Target) -> dict[str, Any]:
+        """Our config, but for head and embedding. Raises CheckpointError naming file and key."""
         raise NotImplementedError(f"{self.name} must define section")
 
     def check(self, drafter: Drafter, section: Mapping[str, Any]) -> None:
@@ -54,52 +65,44 @@ class BlockLayout:
         raise NotImplementedError(f"{self.name} must define check")
 
     def anew(self, drafter: Drafter, section: Mapping[str, Any]) -> dict[str, Any]:
-        """config.json as the framework would write it."""
+        """A section as a config that the framework would write."""
         raise NotImplementedError(f"{self.name} must define anew")
 
-    def called(self, key: str) -> str:
-        """A native name as the framework says it."""
-        return key
-
-    def native(self, key: str) -> str:
-        """A name of the framework's as drafterzoo says it."""
-        return bare(key)
-
-    def ignores(self, key: str) -> bool:
-        """Whether a tensor of that native name means nothing to a drafter, and is only kept."""
-        return False
-
     def translate(self, files: Files, target: Target) -> Translated:
-        section = self.section(files.config, files.config_file, target)
-        every, names = renamed(files, self.native)
-        tensors = {key: value for key, value in every.items() if not self.ignores(key)}
+        section = self.section(files, target)
+        names = attrs.evolve(Names.of(files, *self.begins, *self.older), begins=self.begins)
+        ignored = tuple(name for native, name in names.seen.items() if native.startswith(self.ignored))
+        tensors = {key: value for key, value in names.native(files).items() if names(key) not in ignored}
         tensors = split_fused(files, section, tensors)
-        check_flags(files, section, tensors)
-        check_fusion(files, section, tensors, names.get("fc.weight", "fc.weight"))
-        check_copies(files, {names[key]: key for key in self.frozen if key in names}, target)
-        ignored = tuple(names[key] for key in every.keys() - tensors.keys() if self.ignores(key))
-        return Translated(
-            self.drafter, section, tensors, lambda key: names.get(key, self.called(key)), ignored, self.taps_as
-        )
+        check_flags(files, section, tensors, names)
+        check_fusion(files, section, tensors, names)
+        check_copies(files, self.frozen, tensors, names, target)
+        return Translated(self.drafter, section, tensors, names, ignored, self.taps_as)
 
     def contents(self, drafter: Drafter) -> Contents:
-        section = sections(drafter)
-        self.check(drafter, section)
-        tensors = as_file(drafter, self.name, drafter.tensors(), self.called)
-        origin = drafter.origin
-        if origin is None or origin.format != self.name:
-            lent = {self.called(key): value for key, value in copies(drafter, self.carries).items()}
-            return Contents(self.anew(drafter, section), {**lent, **tensors}, self.weights)
-        said = self.section(origin.config, self.name, drafter.target)
-        same = all(section[key] == value for key, value in said.items())
-        config = dict(origin.config) if same else self.anew(drafter, section)
-        return Contents(config, fuse_again(tensors, origin.dtypes), self.weights)
+        self.check(drafter, sections(drafter))
+        origin = origin_in(drafter, self.name)
+        if origin is not None and origin.taps_as != self.taps_as:
+            raise UsageError(
+                f"{drafter.spec}: was read with aux_convention={origin.taps_as!r}, and layout {self.name!r} always "
+                f"means {self.taps_as!r}; save it with save_pretrained."
+            )
+        made = as_contents(
+            drafter,
+            self.name,
+            written=lambda section: self.anew(drafter, section),
+            called=Names(self.begins),
+            lent=lambda: lent_tensors(drafter, *self.carries),
+            weights=self.weights,
+        )
+        tensors = made.tensors if origin is None else fuse_again(made.tensors, origin.tensors)
+        return Contents(aligned(made.config), tensors, made.weights)
 
 
 # -- checking tensors ------------------------------------------------------------------------------------------------
 
 
-def check_flags(files: Files, section: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def check_flags(files: Files, section: Mapping[str, Any], tensors: Mapping[str, Tensor], names: Names) -> None:
     """Raise CheckpointError for a head without its flag, and for a flag without its head."""
     flags = (
         ("markov_head.", "markov_rank", section.get("markov", "none") != "none"),
@@ -115,56 +118,31 @@ def check_flags(files: Files, section: Mapping[str, Any], tensors: Mapping[str, 
             )
         if not on and there is not None:
             raise CheckpointError(
-                f"{files.weights_file}: tensor {there!r} is here, but {flag!r} in {files.config_file} asks for no such "
-                f"head; the flag is wrong, or the two files do not belong together."
+                f"{files.weights_file}: tensor {names(there)!r} is here, but {flag!r} in {files.config_file} asks for "
+                f"no such head; the flag is wrong, or the two files do not belong together."
             )
 
 
-def check_fusion(files: Files, section: Mapping[str, Any], tensors: Mapping[str, Tensor], called: str) -> None:
+def check_fusion(files: Files, section: Mapping[str, Any], tensors: Mapping[str, Tensor], names: Names) -> None:
     """Raise CheckpointError where what fuses the taps is not as wide as the layer ids say."""
     fusion, count, width = tensors.get("fc.weight"), len(section["taps"]), section["target_hidden_size"]
     if fusion is not None and (fusion.dim() != 2 or fusion.shape[1] != count * width):
         raise CheckpointError(
-            f"{files.weights_file}: tensor {called!r} has shape {list(fusion.shape)}, expected {count * width} columns "
-            f"for {count} layer ids of width {width}; the ids are not those it was trained with."
+            f"{files.weights_file}: tensor {names('fc.weight')!r} has shape {list(fusion.shape)}, expected "
+            f"{count * width} columns for {count} layer ids of width {width}; they are not the ids of its training."
         )
 
 
-def bare(key: str) -> str:
-    """A name without what trainers leave in front of it."""
-    while (prefix := next((one for one in PREFIXES if key.startswith(one)), None)) is not None:
-        key = key.removeprefix(prefix)
-    return key
-
-
-def check_copies(files: Files, frozen: Mapping[str, str], target: Target) -> None:
-    """Raise CheckpointError for a head or an embedding that is not the target's, where the framework takes that.
-
-    frozen: native names, by name in the file.
-    """
-    for called, key in frozen.items():
-        if not is_copy(files.tensors[called], key, {}, target):
+def check_copies(
+    files: Files, frozen: tuple[str, ...], tensors: Mapping[str, Tensor], names: Names, target: Target
+) -> None:
+    """Raise CheckpointError for a head or an embedding that is not the target's, where the framework takes that."""
+    for key in frozen:
+        if key in tensors and not is_copy(tensors[key], key, tensors, target):
             raise CheckpointError(
-                f"{files.weights_file}: tensor {called!r} is not that of {target.name}, which this layout takes in any "
-                f"case; load it with its own target, or remove the tensor."
+                f"{files.weights_file}: tensor {names(key)!r} is not that of {target.name}, which this layout takes in "
+                f"any case; load it with its own target, or remove the tensor."
             )
-
-
-def renamed(files: Files, native: Callable[[str], str]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """(tensors under native names, by native name what the file calls them).
-
-    Raises CheckpointError for two tensors that are the same one by different names.
-    """
-    tensors: dict[str, Tensor] = {}
-    names: dict[str, str] = {}
-    for key, value in files.tensors.items():
-        own = native(key)
-        if own in names:
-            raise CheckpointError(
-                f"{files.weights_file}: tensors {names[own]!r} and {key!r} are the same one by two names; remove one."
-            )
-        tensors[own], names[own] = value, key
-    return tensors, names
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------
@@ -189,20 +167,6 @@ def check_expressible(drafter: Drafter, layout: str, *problems: tuple[bool, str]
             )
 
 
-def copies(drafter: Drafter, keys: Sequence[str]) -> dict[str, Tensor]:
-    """Of head and embedding those that are borrowed, in the dtype that the drafter is stored in."""
-    assert isinstance(drafter, HeadedDrafter), "block drafters have a head"
-    lent = {
-        HEAD: (drafter.config.head, drafter.target.head_weight(drafter.vocabulary)),
-        EMBEDDING: (drafter.config.embedding, drafter.target.embedding_weight()),
-    }
-    return {
-        key: value.detach().to("cpu", drafter.storage_dtype, copy=True)
-        for key, (whose, value) in lent.items()
-        if key in keys and whose == "borrowed"
-    }
-
-
 def split_fused(files: Files, section: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors with every `qkv_proj` taken apart, as some exports write the three projections."""
     widths = [section[heads] * section["head_dim"] for heads in ("num_heads", "num_kv_heads", "num_kv_heads")]
@@ -223,11 +187,11 @@ def split_fused(files: Files, section: Mapping[str, Any], tensors: Mapping[str, 
     return found
 
 
-def fuse_again(tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
-    """The opposite, for a file of these names and dtypes."""
-    fused = [key for key in dtypes if ".qkv_proj." in key]
+def fuse_again(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The opposite, for a file that holds what `like` does."""
+    fused = [key for key in like if ".qkv_proj." in key]
     gone = {part for key in fused for part in _parts(key)}
-    whole = {key: torch.cat([tensors[part] for part in _parts(key)]).to(dtypes[key]) for key in fused}
+    whole = {key: torch.cat([tensors[part] for part in _parts(key)]).to(like[key].dtype) for key in fused}
     return {**{key: value for key, value in tensors.items() if key not in gone}, **whole}
 
 

@@ -40,31 +40,21 @@ class DeepSpec(BlockLayout):
             return False
         return self.headed != (config.get("markov_rank") == 0 and config.get("enable_confidence_head") is False)
 
-    def section(self, config: Mapping[str, Any], where: str, target: Target) -> dict[str, Any]:
+    def section(self, files: Files, target: Target) -> dict[str, Any]:
+        config = files.config
         if GEMMA in said.architectures(config):
             raise CheckpointError(
-                f"{where}: architectures says {GEMMA}, whose layers have four norms, values tied to keys and capped "
-                f"logits, and no drafter here is built so; run it where it comes from."
+                f"{files.config_file}: architectures says {GEMMA}, whose layers have four norms, values tied to keys "
+                f"and capped logits, and no drafter here is built so; run it where it comes from."
             )
         if "num_anchors" not in config:  # the other four that DeepSpec asserts are needed here, too
-            said.refuse(where, "num_anchors", "missing", "a number, without which DeepSpec loads nothing")
-        said.check_depth(config, "num_target_layers", where, target)
-        body = said.decoder(config, where)
-        if body["sliding_layers"]:
-            said.refuse(where, "layer_types", config["layer_types"], "full attention alone, as DeepSpec's layers have")
-        found = said.taps(config, "target_layer_ids", where, target, first=-1, shift=1)
-        if found != sorted(found):
-            said.refuse(where, "target_layer_ids", config["target_layer_ids"], "ascending ids")
-        return {
-            **body,
-            **said.heads(config, where),
-            "draft_vocab_size": body["vocab_size"],
-            "target_hidden_size": body["hidden_size"],
-            "taps": found,
-            "mask_token_id": said.mask_token(config, where, body["vocab_size"]),
-            "block_size": said.block_size(config, where),
-            "layout": "anchor_first",
-        }
+            said.refuse(files, "num_anchors", "missing", "a number, without which DeepSpec loads nothing")
+        said.check_depth(files, config, "num_target_layers", target)
+        body = said.body(files, config, target, layout="anchor_first", first=-1)
+        said.check_full(files, body)
+        if body["taps"] != sorted(body["taps"]):
+            said.refuse(files, "target_layer_ids", config["target_layer_ids"], "ascending ids")
+        return {**body, **said.heads(files, config)}
 
     def check(self, drafter: Drafter, section: Mapping[str, Any]) -> None:
         headed = section.get("markov", "none") != "none" or section.get("confidence", False)

@@ -15,7 +15,7 @@ from drafterzoo.drafters.base import Drafter
 from drafterzoo.formats import block_config as said
 from drafterzoo.formats.base import Files
 from drafterzoo.formats.binding import EMBEDDING, HEAD
-from drafterzoo.formats.block_layout import BlockLayout, bare, check_expressible
+from drafterzoo.formats.block_layout import BlockLayout, check_expressible
 from drafterzoo.target.target import Target
 
 ARCHITECTURE = "DSparkDraftModel"
@@ -27,6 +27,7 @@ class SpecForgeDSpark(BlockLayout):
     name = "specforge-dspark"
     about = "DSpark of SpecForge, and as SGLang reads it"
     drafter = "dspark"
+    older = (("logit_head.", ""),)
     frozen = (HEAD, EMBEDDING)
 
     def detect(self, files: Files) -> bool:
@@ -35,27 +36,14 @@ class SpecForgeDSpark(BlockLayout):
         named = said.architectures(files.config)
         return said.projector(files.config) == PROJECTOR or ARCHITECTURE in named
 
-    def section(self, config: Mapping[str, Any], where: str, target: Target) -> dict[str, Any]:
-        values = said.merged(config, where)
+    def section(self, files: Files, target: Target) -> dict[str, Any]:
+        values = said.merged(files)
         if values.get("projector_type") != PROJECTOR:
-            said.refuse(where, "projector_type", values.get("projector_type", "missing"), f"{PROJECTOR!r}")
+            said.refuse(files, "projector_type", values.get("projector_type", "missing"), f"{PROJECTOR!r}")
         if values.get("attention_mode", "gqa") not in MODES:
-            said.refuse(where, "attention_mode", values["attention_mode"], "'gqa' or 'mha', which drafterzoo computes")
-        said.check_depth(values, "num_target_layers", where, target)
-        body = said.decoder(values, where)
-        return {
-            **body,
-            **said.heads(values, where),
-            "draft_vocab_size": body["vocab_size"],
-            "target_hidden_size": body["hidden_size"],
-            "taps": said.taps(values, "target_layer_ids", where, target, first=0, shift=1),
-            "mask_token_id": said.mask_token(values, where, body["vocab_size"]),
-            "block_size": said.block_size(values, where),
-            "layout": "anchor_first",
-        }
-
-    def native(self, key: str) -> str:
-        return bare(key).removeprefix("logit_head.")
+            said.refuse(files, "attention_mode", values["attention_mode"], "'gqa' or 'mha', which drafterzoo computes")
+        said.check_depth(files, values, "num_target_layers", target)
+        return {**said.body(files, values, target, layout="anchor_first"), **said.heads(files, values)}
 
     def check(self, drafter: Drafter, section: Mapping[str, Any]) -> None:
         check_expressible(

@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from drafterzoo.drafters.base import Drafter
+from drafterzoo.drafters.block_body import Layout
 from drafterzoo.formats import block_config as said
 from drafterzoo.formats.base import Convention, Files
-from drafterzoo.formats.binding import EMBEDDING, HEAD
+from drafterzoo.formats.binding import EMBEDDING, HEAD, may_have, needs
 from drafterzoo.formats.block_layout import BlockLayout, check_expressible
 from drafterzoo.formats.speculators_config import algorithm_of, speculators_config, tokens_of
 from drafterzoo.target.target import Target
@@ -30,35 +31,33 @@ class SpeculatorsDFlash(BlockLayout):
     about = "DFlash of vllm-project/speculators"
     drafter = "dflash"
     architecture = "DFlashSpeculator"
+    ignored = ("verifier_",)
     carries = (HEAD, EMBEDDING)
     taps_as: Convention = "boundary"
 
     def detect(self, files: Files) -> bool:
         return algorithm_of(files.config) == self.drafter
 
-    def section(self, config: Mapping[str, Any], where: str, target: Target) -> dict[str, Any]:
-        layers = said.table(config, LAYERS, where)
-        if not layers:
-            said.refuse(where, LAYERS, config.get(LAYERS, "missing"), "the config of the draft layers")
-        body = said.decoder({**layers, "is_causal": None, "causal": None}, f"{where}, {LAYERS}")
-        seeing = said.switch(config, "sliding_window_non_causal", where, False)
-        vocabulary = config.get("draft_vocab_size")
-        if type(vocabulary) is not int or not 0 < vocabulary <= body["vocab_size"]:
-            found = vocabulary if "draft_vocab_size" in config else "missing"
-            said.refuse(where, "draft_vocab_size", found, f"a number up to the target's {body['vocab_size']}")
+    def section(self, files: Files, target: Target) -> dict[str, Any]:
+        config, layers = files.config, needs(files, LAYERS, dict)
+        # what a window sees is said outside, and never by the keys of z-lab and vLLM
+        body = said.decoder(
+            files, {**layers, "is_causal": None, "causal": None}, where=f"{files.config_file}: {LAYERS}"
+        )
+        seeing = may_have(files, "sliding_window_non_causal", bool) and body["sliding_layers"]
+        vocabulary = needs(files, "draft_vocab_size", int)
+        if not 0 < vocabulary <= body["vocab_size"]:
+            said.refuse(files, "draft_vocab_size", vocabulary, f"a number up to the target's {body['vocab_size']}")
         return {
             **body,
-            "causal": False if seeing and body["sliding_layers"] else None,
+            "causal": False if seeing else None,
             "draft_vocab_size": vocabulary,
-            "target_hidden_size": said.width(config, "target_hidden_size", where, body["hidden_size"]),
-            "taps": said.taps(config, "aux_hidden_state_layer_ids", where, target, first=0, shift=0),
-            "mask_token_id": said.mask_token(config, where, body["vocab_size"]),
-            "block_size": said.block_size(config, where),
-            "layout": _layout(config, where),
+            "target_hidden_size": said.width(files, config, "target_hidden_size", body["hidden_size"]),
+            "taps": said.taps(files, config, "aux_hidden_state_layer_ids", target, first=0, shift=0),
+            "mask_token_id": said.mask_token(files, config, body["vocab_size"]),
+            "block_size": said.block_size(files, config),
+            "layout": _layout(files),
         }
-
-    def ignores(self, key: str) -> bool:
-        return key.startswith("verifier_")
 
     def check(self, drafter: Drafter, section: Mapping[str, Any]) -> None:
         full = len(section.get("sliding_layers", ())) < section.get("num_layers", 0)
@@ -85,21 +84,21 @@ class SpeculatorsDFlash(BlockLayout):
         }
 
 
-def _layout(config: Mapping[str, Any], where: str) -> str:
+def _layout(files: Files) -> Layout:
     """What slots propose for: as the flag says, or else as many tokens as a block of this size drafts."""
-    if "sample_from_anchor" in config:
-        return "anchor_first" if said.switch(config, "sample_from_anchor", where) else "same_position"
-    tokens = tokens_of(config)
-    spare = None if tokens is None else said.block_size(config, where) - tokens
-    if spare not in (0, 1):
+    from_anchor = may_have(files, "sample_from_anchor", bool)
+    if from_anchor is not None:
+        return "anchor_first" if from_anchor else "same_position"
+    tokens, size = tokens_of(files.config), said.block_size(files, files.config)
+    if tokens not in (size, size - 1):
         said.refuse(
-            where,
+            files,
             "sample_from_anchor",
             "missing",
-            f"true or false, which {tokens} speculative_tokens in a block of {config.get('block_size')} do not tell; "
-            f"add it, true where slot 0 drafts",
+            f"true or false, which {tokens} speculative_tokens in a block of {size} do not tell; add it, true where "
+            f"slot 0 drafts",
         )
-    return "same_position" if spare else "anchor_first"
+    return "anchor_first" if tokens == size else "same_position"
 
 
 LAYOUT = SpeculatorsDFlash()

@@ -10,6 +10,7 @@ from typing import Any
 
 from drafterzoo.drafters.base import Drafter
 from drafterzoo.formats import block_config as said
+from drafterzoo.formats.base import Files
 from drafterzoo.formats.speculators_dflash import SpeculatorsDFlash
 from drafterzoo.target.target import Target
 
@@ -20,8 +21,8 @@ class SpeculatorsDSpark(SpeculatorsDFlash):
     drafter = "dspark"
     architecture = "DSparkSpeculator"
 
-    def section(self, config: Mapping[str, Any], where: str, target: Target) -> dict[str, Any]:
-        return {**super().section(config, where, target), **said.heads(config, where)}
+    def section(self, files: Files, target: Target) -> dict[str, Any]:
+        return {**super().section(files, target), **said.heads(files, files.config)}
 
     def anew(self, drafter: Drafter, section: Mapping[str, Any]) -> dict[str, Any]:
         return {**super().anew(drafter, section), **said.written_heads(section)}

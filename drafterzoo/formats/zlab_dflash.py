@@ -17,21 +17,17 @@ from drafterzoo.drafters.base import Drafter
 from drafterzoo.formats import block_config as said
 from drafterzoo.formats.base import Files
 from drafterzoo.formats.binding import EMBEDDING, HEAD
-from drafterzoo.formats.block_layout import BlockLayout, bare, check_expressible
+from drafterzoo.formats.block_layout import BlockLayout, check_expressible
 from drafterzoo.target.target import Target
 
 ARCHITECTURE, ASSISTANT = "DFlashDraftModel", "MuseGlimmerAssistantModel"
-OLDER = {
-    "encoder.fc.": "fc.",
-    "encoder.output_norm_enc.": "hidden_norm.",
-    "midlayer.": "layers.0.",
-}
 
 
 class ZLabDFlash(BlockLayout):
     name = "zlab-dflash"
     about = "DFlash of z-lab, and of SpecForge and SGLang"
     drafter = "dflash"
+    older = (("encoder.fc.", "fc."), ("encoder.output_norm_enc.", "hidden_norm."), ("midlayer.", "layers.0."))
     frozen = (HEAD, EMBEDDING)
 
     def detect(self, files: Files) -> bool:
@@ -40,26 +36,12 @@ class ZLabDFlash(BlockLayout):
         named = said.architectures(files.config) or [ASSISTANT if "encoder.fc.weight" in files.tensors else None]
         return ARCHITECTURE in named or ASSISTANT in named
 
-    def section(self, config: Mapping[str, Any], where: str, target: Target) -> dict[str, Any]:
-        values = said.merged(config, where)
+    def section(self, files: Files, target: Target) -> dict[str, Any]:
+        values = said.merged(files)
         if values.get("projector_type") not in (None, "dflash"):
-            said.refuse(where, "projector_type", values["projector_type"], "'dflash' or none, as this layout is")
-        said.check_depth(values, "num_target_layers", where, target)
-        body = said.decoder(values, where)
-        return {
-            **body,
-            "draft_vocab_size": body["vocab_size"],
-            "target_hidden_size": body["hidden_size"],
-            "taps": said.taps(values, "target_layer_ids", where, target, first=0, shift=1),
-            "mask_token_id": said.mask_token(values, where, body["vocab_size"]),
-            "block_size": said.block_size(values, where),
-            "layout": "same_position",
-        }
-
-    def native(self, key: str) -> str:
-        key = bare(key)
-        old = next((one for one in OLDER if key.startswith(one)), "")
-        return OLDER.get(old, "") + key.removeprefix(old)
+            said.refuse(files, "projector_type", values["projector_type"], "'dflash' or none, as this layout is")
+        said.check_depth(files, values, "num_target_layers", target)
+        return said.body(files, values, target, layout="same_position")
 
     def check(self, drafter: Drafter, section: Mapping[str, Any]) -> None:
         check_expressible(
