@@ -454,6 +454,7 @@ SPOILT: list[tuple[str, str, Any, dict[str, Any], str]] = [  # layout, path in t
     ("specforge-dspark", "dflash_config.block_size", 7, {}, "expected the 5 of the same key at the top"),
     ("zlab-dflash", "dflash_config.projector_type", "domino", {}, "'projector_type' is 'domino', expected 'dflash'"),
     ("zlab-dflash", "dflash_config.conv_kernel_size", 2, {}, "it asks for the convolutions of DFlash2"),
+    ("zlab-dflash", "architectures", ["DFlash2DraftModel"], {"selector.x": torch.zeros(2)}, "'selector.x' is not used"),
     ("zlab-dflash", "dflash_config.use_swa", True, {}, "it asks for windows in the manner of MiMo"),
     ("zlab-dflash", "final_logit_softcapping", 30.0, {}, "it asks for capped logits"),
     ("zlab-dflash", "input_embedding_scale", 5.6, {}, "it asks for scaled embeddings"),
@@ -501,6 +502,11 @@ def test_flags_and_files_that_do_not_belong_together(
     one = usual(format)
     config = changed(one.config, path, value) if path else one.config
     assert words in refused(one, tmp_path, target, config, **tensors)
+
+
+def test_a_mask_in_a_file_of_its_own_is_not_overlooked(tmp_path: Path, target: Target) -> None:
+    (tmp_path / "mask_embedding.pt").write_bytes(b"")
+    assert "mask_embedding.pt: a mask of its own beside the weights" in refused(usual("zlab-dflash"), tmp_path, target)
 
 
 def test_a_layout_that_nothing_tells_must_be_said(tmp_path: Path, target: Target) -> None:

@@ -27,7 +27,7 @@ _BEYOND: dict[str, tuple[tuple[Any, ...], str]] = {
     "add_swa_attention_sink_bias": ((None, False), "an attention sink"),
     "input_embedding_scale": ((None, 1), "scaled embeddings"),
     "output_multiplier": ((None, 1), "scaled logits"),
-    "final_logit_softcapping": ((None,), "capped logits"),
+    "final_logit_softcapping": ((None, 0), "capped logits"),
     "shift_label": ((None, False), "labels one position on, as Domino has"),
     "is_neox_style": ((None, True), "rotary positions in neighbouring pairs"),
     "conv_kernel_size": ((None,), "the convolutions of DFlash2"),
@@ -62,10 +62,10 @@ def aligned(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: nested.get(key, value) for key, value in config.items()}
 
 
-def architectures(config: Mapping[str, Any]) -> list[Any]:
+def architectures(config: Mapping[str, Any]) -> list[str]:
     """The classes that a config says it is for; none where it does not say, or not so that it could be meant."""
     found = config.get("architectures")
-    return found if isinstance(found, list) else []
+    return [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
 
 
 def width(files: Files, values: Mapping[str, Any], key: str, default: int) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from drafterzoo.drafters.base import Drafter
+from drafterzoo.errors import CheckpointError
 from drafterzoo.formats import block_config as said
 from drafterzoo.formats.base import Files
 from drafterzoo.formats.binding import EMBEDDING, HEAD
@@ -21,6 +22,8 @@ from drafterzoo.formats.block_layout import BlockLayout, check_expressible
 from drafterzoo.target.target import Target
 
 ARCHITECTURE, ASSISTANT = "DFlashDraftModel", "MuseGlimmerAssistantModel"
+NAMED = {ARCHITECTURE, ASSISTANT, "DFlash2DraftModel"}  # the last is refused for what it asks for
+MASK_FILE = "mask_embedding.pt"  # a vector in the place of an id's embedding, as MiMo's have
 
 
 class ZLabDFlash(BlockLayout):
@@ -33,13 +36,18 @@ class ZLabDFlash(BlockLayout):
     def detect(self, files: Files) -> bool:
         if "speculators_model_type" in files.config or said.projector(files.config) == "dspark":
             return False
-        named = said.architectures(files.config) or [ASSISTANT if "encoder.fc.weight" in files.tensors else None]
-        return ARCHITECTURE in named or ASSISTANT in named
+        named = said.architectures(files.config)
+        return not NAMED.isdisjoint(named) if named else "encoder.fc.weight" in files.tensors
 
     def section(self, files: Files, target: Target) -> dict[str, Any]:
         values = said.merged(files)
         if values.get("projector_type") not in (None, "dflash"):
             said.refuse(files, "projector_type", values["projector_type"], "'dflash' or none, as this layout is")
+        if (files.folder / MASK_FILE).exists():
+            raise CheckpointError(
+                f"{files.folder / MASK_FILE}: a mask of its own beside the weights, which drafterzoo does not read; "
+                f"run the drafter where it comes from."
+            )
         said.check_depth(files, values, "num_target_layers", target)
         return said.body(files, values, target, layout="same_position")
 
