@@ -309,10 +309,10 @@ def speculators(made_for: Target) -> dict[str, Foreign]:
         said = {**config, "architectures": ["DSparkSpeculator"], "speculators_model_type": "dspark", **flags}
         found[f"dspark {kind}"] = Foreign(
             "speculators-dspark",
-            {**said, "sample_from_anchor": kind != "rnn"},
+            {**said, "sample_from_anchor": kind != "gated"},
             {**body(), **reduced, **tensors, "verifier_norm.weight": made(4)(H, norm=True)},
             "dspark",
-            {**options, **more, "layout": "same_position" if kind == "rnn" else "anchor_first"},
+            {**options, **more, "layout": "same_position" if kind == "gated" else "anchor_first"},
             {**native, **tensors},
         )
     return found

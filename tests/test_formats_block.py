@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import attrs
 import pytest
 import safetensors.torch
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from drafterzoo import generate, load
@@ -17,7 +20,8 @@ from drafterzoo.budget import Budget
 from drafterzoo.drafters.base import Drafter, UnrollBatch
 from drafterzoo.drafters.block_body import BlockBody
 from drafterzoo.errors import CheckpointError, UsageError
-from drafterzoo.formats.binding import recognise
+from drafterzoo.formats.base import Files
+from drafterzoo.formats.binding import recognise, sections
 from drafterzoo.formats.block_layout import BlockLayout
 from drafterzoo.formats.files import read_files
 from drafterzoo.registry import BUILT_IN_FORMATS, DRAFTERS, FORMATS
@@ -30,6 +34,7 @@ from tests.tiny import tiny_target
 
 FOLDERS = made.everything()
 BLOCKS = sorted({one.format for one in FOLDERS.values()})
+TARGET = made.target()
 USUAL = {  # one folder of each layout, to be spoilt
     "zlab-dflash": "usual",
     "specforge-dspark": "vanilla",
@@ -41,9 +46,9 @@ USUAL = {  # one folder of each layout, to be spoilt
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def target() -> Target:
-    return made.target()
+    return TARGET
 
 
 @pytest.fixture(params=FOLDERS.values(), ids=list(FOLDERS))
@@ -53,6 +58,11 @@ def foreign(request: pytest.FixtureRequest) -> Foreign:
 
 def usual(format: str) -> Foreign:
     return FOLDERS[f"{format}: {USUAL[format]}"]
+
+
+@cache
+def usual_drafter(format: str) -> Drafter:
+    return usual(format).ours(TARGET)
 
 
 def tensors_of(folder: Path) -> dict[str, Tensor]:
@@ -162,6 +172,51 @@ def test_both_places_of_a_key_are_written_alike(tmp_path: Path, target: Target) 
     assert load(f"dir:{tmp_path / 'back'}", target).taps == (2, 4, 7)
 
 
+@st.composite
+def sections_of(draw: st.DrawFn) -> tuple[BlockLayout, dict[str, Any]]:
+    """A layout, and a section that it can hold."""
+    format = draw(st.sampled_from(BLOCKS))
+    layout = FORMATS.get(format)
+    slides, theirs = format in ("zlab-dflash", "specforge-dspark"), format.startswith("speculators-")
+    section = json.loads(json.dumps(sections(usual_drafter(format)))) | {
+        "taps": draw(st.lists(st.integers(1, made.N - 1), min_size=1, unique=True)),
+        "block_size": draw(st.integers(2, 16)),
+        "mask_token_id": draw(st.integers(0, made.V - 1)),
+        "num_layers": draw(st.integers(1, 3)),
+        "rope_theta": draw(st.sampled_from([1e4, 1e6, 11158840.0])),
+        "rope_scaling": draw(st.sampled_from([None, {"rope_type": "linear", "factor": 2.0}])),
+        "attention_bias": draw(st.booleans()),
+    }
+    if slides or theirs:
+        sliding = draw(st.lists(st.integers(0, section["num_layers"] - 1), unique=True).map(sorted))
+        section |= {"sliding_layers": sliding, "sliding_window": draw(st.integers(1, 9)) if sliding else None}
+        section["causal"] = draw(
+            st.sampled_from([None, True, False] if slides else [None, False] if sliding else [None])
+        )
+    if theirs:
+        section["layout"] = draw(st.sampled_from(["same_position", "anchor_first"]))
+    if format.startswith("deepspec-"):
+        section["taps"] = sorted({*section["taps"], *draw(st.sampled_from([[], [0]]))})
+    if section.get("markov", "none") != "none":
+        kinds = ["vanilla", "gated", "rnn"] if section["layout"] == "anchor_first" else ["vanilla", "gated"]
+        section |= {"markov": draw(st.sampled_from(kinds)), "confidence_with_markov": draw(st.booleans())}
+    if format == "angelspec-dfly":
+        section |= {"correction": draw(st.booleans()), "correction_size": draw(st.sampled_from([0, 16]))}
+    assert isinstance(layout, BlockLayout)
+    return layout, section
+
+
+@settings(max_examples=40, deadline=None)
+@given(sections_of())
+def test_what_a_config_is_written_from_is_read_of_it(drawn: tuple[BlockLayout, dict[str, Any]]) -> None:
+    layout, section = drawn
+    config = json.loads(json.dumps(layout.anew(usual_drafter(layout.name), section)))
+    files = Files(Path("folder"), "config.json", "weights", config, {})
+    found = layout.section(files, TARGET)
+    assert found == {key: section[key] for key in found} and {"taps", "layout", "causal", "block_size"} <= found.keys()
+    assert [name for name in FORMATS if FORMATS.get(name).detect(files)] == [layout.name]
+
+
 # -- how each framework would write ours -----------------------------------------------------------------------------
 
 
@@ -235,6 +290,7 @@ def test_dfly_counts_taps_where_others_count_layers(tmp_path: Path, target: Targ
         ("dspark", {"taps": (4, 2)}, "deepspec-dspark", "no taps in another order than the layers'"),
         ("dflash", {"causal": True}, "speculators-dflash", "no slots that are blind to later ones, but in windows"),
         ("dflash", {}, "speculators-dspark", "no drafter but dspark"),
+        ("dspark", {"markov": "rnn", "layout": "same_position"}, "speculators-dspark", "no such recurrent head: where"),
         ("dfly", {"layout": "anchor_first"}, "angelspec-dfly", "no drafter whose slots propose for the next"),
         ("dfly", {"head": "own"}, "angelspec-dfly", "no head but the target's"),
         ("dflash", {"taps": (2, 8)}, "zlab-dflash", "has no layer id for tap 8"),
@@ -502,6 +558,12 @@ def test_flags_and_files_that_do_not_belong_together(
     one = usual(format)
     config = changed(one.config, path, value) if path else one.config
     assert words in refused(one, tmp_path, target, config, **tensors)
+
+
+def test_a_recurrent_head_that_begins_a_slot_earlier_is_another(tmp_path: Path, target: Target) -> None:
+    one = FOLDERS["speculators-dspark: dspark rnn"]
+    said = refused(one, tmp_path, target, {**one.config, "sample_from_anchor": False})
+    assert "'markov_head_type' is 'rnn', expected another with sample_from_anchor false" in said
 
 
 def test_a_mask_in_a_file_of_its_own_is_not_overlooked(tmp_path: Path, target: Target) -> None:
