@@ -194,22 +194,24 @@ def _lent(
     for key, field in ((HEAD, "head"), (EMBEDDING, "embedding")):
         if field not in fields:
             continue
-        if key in own and _is_copy(own[key], key, own, target):
+        if key in own and is_copy(own[key], key, own, target):
             borrowed.append(key)
             del own[key]
         section.setdefault(field, "own" if key in own else "borrowed")
     return own, borrowed
 
 
-def _is_copy(value: Tensor, key: str, tensors: Mapping[str, Tensor], target: Target) -> bool:
+def is_copy(value: Tensor, key: str, tensors: Mapping[str, Tensor], target: Target) -> bool:
     """Whether a head or an embedding is the target's, as far as the file's dtype can tell."""
     if key == EMBEDDING:
         theirs = target.embedding_weight()
     else:
         offsets = tensors.get("d2t")
+        if offsets is not None and (offsets.dim() != 1 or not offsets.numel() or offsets.is_floating_point()):
+            return False  # which is said when the maps are checked
         ids = None if offsets is None else torch.arange(len(offsets)) + offsets
         if ids is not None and (int(ids.min()) < 0 or int(ids.max()) >= target.vocab_size):
-            return False  # which is said when the maps are checked
+            return False  # likewise
         theirs = target.head_weight(None if ids is None else ids.to(target.device))
     return value.shape == theirs.shape and torch.equal(value, theirs.detach().to("cpu", value.dtype))
 
@@ -290,7 +292,8 @@ def _as_it_was(was: Tensor, value: Tensor, held: torch.dtype) -> Tensor:
 def lent_tensors(drafter: Drafter, *keys: str) -> dict[str, Tensor]:
     """The target's head rows (HEAD) and embedding (EMBEDDING), those of `keys` that the drafter borrows.
 
-    Under native names and as it would save them, for layouts that hold copies.
+    Under native names and as it would save them, for layouts that hold copies; a tied target's are two, as a file of
+    safetensors wants it.
     """
     config, target = drafter.config, drafter.target
     found = {}
@@ -298,7 +301,7 @@ def lent_tensors(drafter: Drafter, *keys: str) -> dict[str, Tensor]:
         found[HEAD] = target.head_weight(drafter.vocabulary)
     if EMBEDDING in keys and config.embedding == "borrowed":
         found[EMBEDDING] = target.embedding_weight()
-    return {key: value.detach().to("cpu", drafter.storage_dtype) for key, value in found.items()}
+    return {key: value.detach().to("cpu", drafter.storage_dtype, copy=True) for key, value in found.items()}
 
 
 def check_bare(drafter: Drafter) -> None:

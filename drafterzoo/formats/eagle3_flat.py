@@ -33,6 +33,7 @@ from drafterzoo.target.target import Target
 MIDLAYER = ("midlayer.", "layers.0.")
 FIRST = "layers.0.hidden_norm.weight"  # of EAGLE-3 alone, by its native name
 SERVED, ANGELSLIM = "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"  # architectures
+DFLASH = "DFlashDraftModel"  # whose only layer may be a `midlayer`, too (block.md 1.3)
 TORCHSPEC = "_torchspec_version"
 CONVENTION = "aux_convention"  # of ours, beside the ids: servers pass over it, and nobody has to guess
 _ALIASES = {"norm_output": "return_hidden_post_norm"}  # TensorRT-LLM's word, in eagle_config (eagle.md 1.3)
@@ -49,7 +50,11 @@ def producer(files: Files) -> Literal["angelslim", "safeailab", "specforge", "to
     found = config.get("architectures")
     made_of = found if isinstance(found, list) else []
     exported = FIRST in names and (SERVED in made_of or TORCHSPEC in config)  # for vLLM, in its names
-    if "speculators_model_type" in config or not (exported or any(name.startswith(MIDLAYER[0]) for name in names)):
+    if (
+        "speculators_model_type" in config
+        or DFLASH in made_of
+        or not (exported or any(name.startswith(MIDLAYER[0]) for name in names))
+    ):
         return None
     if ANGELSLIM in made_of or "target_model_type" in config:
         return "angelslim"

@@ -1,6 +1,6 @@
-"""A layout's names for our tensors, and back: other beginnings, and `model.` before them where a file has it.
+"""A layout's names for our tensors, and back: other beginnings, and what trainers leave before them.
 
-Source: eagle.md 2.1. Knows texts; nothing of any layout or of what is in a tensor.
+Source: eagle.md 2.1, block.md 5.2 and 6. Knows texts; nothing of any layout or of what is in a tensor.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from drafterzoo.errors import CheckpointError
 from drafterzoo.formats.base import Files
 
 MODEL = "model."  # before all names where a whole model was saved, and not its inside
+PREFIXES = ("module.", "draft_model.", MODEL)  # what may stand before a name, also several of them
 
 
 @attrs.frozen(eq=False)
@@ -44,7 +45,7 @@ class Names:
     def __call__(self, native: str) -> str:
         if native in self.seen:
             return self.seen[native]
-        prefix = MODEL if any(name.startswith(MODEL) for name in self.seen.values()) else ""
+        prefix = max((_prefix(name) for name in self.seen.values()), key=len, default="")
         for theirs, ours in self.begins:
             if native.startswith(ours):
                 return prefix + theirs + native.removeprefix(ours)
@@ -56,8 +57,16 @@ class Names:
 
 
 def _native(name: str, begins: tuple[tuple[str, str], ...]) -> str:
-    bare = name.removeprefix(MODEL)
+    bare = name.removeprefix(_prefix(name))
     for theirs, ours in begins:
         if bare.startswith(theirs):
             return ours + bare.removeprefix(theirs)
     return bare
+
+
+def _prefix(name: str) -> str:
+    """What stands before a name."""
+    at = 0
+    while (one := next((prefix for prefix in PREFIXES if name.startswith(prefix, at)), None)) is not None:
+        at += len(one)
+    return name[:at]
