@@ -29,6 +29,7 @@ from drafterzoo.formats.agreement import agreement, answers_of, better_conventio
 from drafterzoo.formats.files import read_files
 from drafterzoo.registry import FORMATS, parse_spec
 from drafterzoo.target import Target
+from drafterzoo.target.packed import packing_works
 from tests.foreign_eagle import (
     EAGLE3,
     LAYOUTS,
@@ -126,6 +127,16 @@ def test_half_precision_is_kept_beside_a_target_of_another(layout: str, tmp_path
     config, tensors = foreign_files(layout, target)
     drafter = load(write(tmp_path / "theirs", config, tensors), target)
     assert {p.dtype for p in drafter.parameters()} == {target.dtype}
+    check_same_file(drafter, layout, config, tensors, tmp_path / "back", pickled=False)
+
+
+@pytest.mark.parametrize("packed_dtype", [d for d in ("float32", "bfloat16") if packing_works(getattr(torch, d))])
+@pytest.mark.parametrize("layout", ["safeailab-eagle2", "speculators-eagle3"])
+def test_packed_layers_go_back_as_they_were_read(layout: str, packed_dtype: str, tmp_path: Path) -> None:
+    target = tiny_target("llama", packed=True)
+    config, tensors = foreign_files(layout, target)
+    drafter = load(write(tmp_path / "theirs", config, tensors), target, packed_dtype=packed_dtype)
+    assert drafter.packed == getattr(torch, packed_dtype)
     check_same_file(drafter, layout, config, tensors, tmp_path / "back", pickled=False)
 
 
