@@ -127,7 +127,8 @@ def load(
     a bare "org/name" is taken as hub:. target: a Target, or what load_target takes; None loads the checkpoint's own,
     for a spec without weights the embedded default. self_test: compare a block drafter's proposals with a few answers
     of the target first (seconds), since a wrong block layout shows in nothing else. overrides: options of the base
-    drafter; those behind an address may be a wrapper's, too.
+    drafter; those behind an address may be a wrapper's, too. Of a checkpoint in somebody else's layout, which needs a
+    target, also `format`, `drafter` and `aux_convention` (formats/binding.py).
 
     Raises UsageError (nothing of that name, an impossible combination) or CheckpointError (damaged, or for another
     target).
@@ -219,7 +220,7 @@ def _read_foreign(
 ) -> Drafter:
     """The drafter in a folder of somebody else's layout, which says nothing of a target that could be trusted.
 
-    Among the options may stand `format` and `aux_convention` (formats/binding.py).
+    Among the options may stand `format`, `drafter` and `aux_convention` (formats/binding.py).
     """
     from drafterzoo.formats.binding import read
 
@@ -228,7 +229,7 @@ def _read_foreign(
             f"{place}: not a drafterzoo checkpoint, and other layouts do not say what target they are for; name it, "
             f"load(..., target='org/name')."
         )
-    how = {key: options.pop(key) for key in ("format", "aux_convention") if key in options}
+    how = {key: options.pop(key) for key in ("format", "drafter", "aux_convention") if key in options}
     return read(place, _target(target, None, device, dtype), **how, options=options)
 
 

@@ -260,12 +260,29 @@ BUILT_IN_WRAPPERS: dict[str, str] = {
     "carryover": "drafterzoo.wrappers.carryover:Carryover",
     "pr": "drafterzoo.wrappers.pr:Reconsideration",
 }
+BUILT_IN_FORMATS: dict[str, str] = {
+    "angelslim-eagle3": "drafterzoo.formats.angelslim_eagle3:LAYOUT",
+    "angelspec-dfly": "drafterzoo.formats.angelspec_dfly:LAYOUT",
+    "deepspec-dflash": "drafterzoo.formats.deepspec_dspark:DFLASH",
+    "deepspec-dspark": "drafterzoo.formats.deepspec_dspark:DSPARK",
+    "safeailab-eagle2": "drafterzoo.formats.safeailab_eagle2:LAYOUT",
+    "safeailab-eagle3": "drafterzoo.formats.safeailab_eagle3:LAYOUT",
+    "specforge-dspark": "drafterzoo.formats.specforge_dspark:LAYOUT",
+    "specforge-eagle3": "drafterzoo.formats.specforge_eagle3:LAYOUT",
+    "speculators-dflash": "drafterzoo.formats.speculators_dflash:LAYOUT",
+    "speculators-dspark": "drafterzoo.formats.speculators_dspark:LAYOUT",
+    "speculators-eagle3": "drafterzoo.formats.speculators_eagle3:LAYOUT",
+    "torchspec-eagle3": "drafterzoo.formats.torchspec_eagle3:LAYOUT",
+    "zlab-dflash": "drafterzoo.formats.zlab_dflash:LAYOUT",
+}
 for _name, _target in BUILT_IN.items():
     DRAFTERS.register(_name, _target)
 for _name, _target in BUILT_IN_WRAPPERS.items():
     WRAPPERS.register(_name, _target)
 for _name, _target in BUILT_IN_SUITES.items():
     SUITES.register(_name, _target)
+for _name, _target in BUILT_IN_FORMATS.items():
+    FORMATS.register(_name, _target)
 
 register_drafter = DRAFTERS.register
 register_wrapper = WRAPPERS.register

@@ -31,6 +31,7 @@ FLAGS = [
     {"taps": (0, 3, 8, 9), "head": "borrowed", "fc_norm": True},
     {"hidden_size": 48, "embedding": "own", "norm_output": True},
     {"draft_vocab_size": 64, "head": "borrowed"},
+    {"sliding_window": 4, "num_layers": 2},
 ]
 
 

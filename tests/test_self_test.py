@@ -13,6 +13,7 @@ from torch.nn import functional
 from drafterzoo import checkpoint, generate, load
 from drafterzoo.cli import main
 from drafterzoo.drafters.base import UnrollBatch, Unrolling
+from drafterzoo.drafters.block_body import BlockBody
 from drafterzoo.errors import CheckpointError, UsageError
 from drafterzoo.self_test import LAYOUTS, check_layout, layout_agreement
 from drafterzoo.target import Target
@@ -27,9 +28,13 @@ def target() -> Target:
     return tiny_target()
 
 
-def trained(name: str, layout: str, target: Target) -> object:
+def trained(name: str, layout: str, target: Target) -> BlockBody:
     """A tiny drafter that has learnt the target's answers to PROMPTS by heart."""
-    drafter = build(name, target)
+    return taught(build(name, target), layout, target)
+
+
+def taught(drafter: BlockBody, layout: str, target: Target) -> BlockBody:
+    """This drafter, which then has learnt them by that layout."""
     drafter.config = attrs.evolve(drafter.config, layout=layout)
     if drafter.vocabulary is not None:
         drafter.set_vocabulary(torch.arange(drafter.config.draft_vocab_size))

@@ -29,6 +29,7 @@ class Eagle3Config:
     """Sizes and flags of an EAGLE-3 body; what is not said here is in headed.HeadedConfig.
 
     taps: boundaries of the target, fused in this order. The four norm flags are those of eagle.md 1.2 and 1.3.
+    sliding_window: how many positions every layer looks back, its own included (eagle.md 3.2, speculators).
     """
 
     vocab_size: int
@@ -52,6 +53,7 @@ class Eagle3Config:
     head: Literal["own", "borrowed"] = "own"
     embedding: Literal["own", "borrowed"] = "borrowed"
     rope_scaling: dict[str, Any] | None = attrs.field(default=None, metadata=LATER)
+    sliding_window: int | None = attrs.field(default=None, metadata=LATER)
     coupling: tuple[float, float] = attrs.field(default=(1.0, 1.0), metadata=LATER)
     packed_dtype: Literal["auto", "float32", "bfloat16", "float16"] = attrs.field(default="auto", metadata=LATER)
 
@@ -64,6 +66,8 @@ class Eagle3Config:
         if not self.taps or self.num_layers < 1:
             raise UsageError("at least one tap and one layer are needed, for example taps=(2, 15, 27), num_layers=1.")
         check_vocabulary(self)
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise UsageError(f"sliding_window={self.sliding_window}, expected at least 1, or none.")
         if len(set(self.taps)) < len(self.taps):
             raise UsageError(
                 f"taps={list(self.taps)} name a boundary more than once; name each once, for example taps=(2, 15, 27)."
@@ -140,6 +144,10 @@ class Eagle3Body(RecurrentBody):
             num_kv_heads=2,
             head_dim=8,
         )
+
+    @property
+    def window(self) -> int | None:
+        return self.config.sliding_window
 
     def fc_input(self, features: Tensor) -> Tensor:
         """The concatenated taps [..., T*H] with the norms that the flags put before `fc`."""

@@ -19,6 +19,7 @@ MEANINGS = {
     "rms_norm_eps": "what the norms add to the mean square",
     "rope_theta": "base of the rotary positions",
     "rope_scaling": "how their frequencies are scaled, in the words of transformers; none: not at all",
+    "sliding_window": "how many positions its layers look back, the row's own included; none: to the beginning",
     "attention_bias": "a bias in the projections of attention",
     "qk_norm": "a norm on every head's queries and keys",
     "fc_norm": "a norm of its own on every tap, before they are fused",

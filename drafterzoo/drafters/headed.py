@@ -160,8 +160,12 @@ class HeadedDrafter(Drafter):
             wrong = "d2t is all zeros although t2d names other ids"
         elif int(self.t2d.sum()) != size:
             wrong = f"t2d marks {int(self.t2d.sum())} ids, expected {size}"
-        elif int(ids.min()) < 0 or int(ids.max()) >= self.config.vocab_size or not (ids.diff() > 0).all():
-            wrong = "id + d2t[id] is not strictly ascending within the target's vocabulary (are these absolute ids?)"
+        elif torch.equal(self.d2t, self.t2d.nonzero()[:, 0]):
+            wrong = "d2t holds absolute ids, those that t2d marks"
+        elif int(ids.min()) < 0 or int(ids.max()) >= self.config.vocab_size:
+            wrong = f"id + d2t[id] leaves the target's {self.config.vocab_size} ids (are these absolute ids?)"
+        elif not (ids.diff() > 0).all():
+            wrong = "id + d2t[id] is not strictly ascending (are these absolute ids?)"
         elif not self.t2d[ids].all():
             wrong = "d2t and t2d name different ids"
         if wrong:

@@ -23,6 +23,7 @@ from drafterzoo.drafters.headed import HeadedDrafter
 from drafterzoo.drafters.rope import rotary
 from drafterzoo.drafters.rows import at_rows, causal, own_document, shift_left
 from drafterzoo.engine.contract import Committed, Counters, Frontier, Offers
+from drafterzoo.errors import UsageError
 
 if TYPE_CHECKING:
     from drafterzoo.engine.sampling import Selector
@@ -75,6 +76,11 @@ class RecurrentBody(HeadedDrafter):
 
     # -- the network -------------------------------------------------------------------------------------------
 
+    @property
+    def window(self) -> int | None:
+        """How many positions a row looks back, its own included; None: to the beginning."""
+        return None
+
     def fuse(self, features: Tensor) -> Tensor:
         """[..., T*H] -> [..., h]: what the first draft step reads in the place of what recurs."""
         raise NotImplementedError(f"{self.name} must define fuse")
@@ -111,6 +117,7 @@ class RecurrentBody(HeadedDrafter):
 
     def open(self, target: Target, n: int, capacity: int, depth: int, rows: int) -> RecurrentState:
         c, like = self.config, self.like
+        self._check_window(depth)
         cache = ContextCache(
             n,
             capacity,
@@ -129,6 +136,7 @@ class RecurrentBody(HeadedDrafter):
         cache.longest = committed.longest
         slots = cache.committed_slots(committed.positions, committed.valid)
         mask = cache.committed_mask(committed.positions, committed.valid)
+        mask = self._near(mask, torch.where(committed.valid, committed.positions, 0), cache)
         embedded, fused = self.embed(committed.next_tokens), self.fuse(committed.features)
         hidden = self._forward(state, embedded, fused, committed.positions, slots, mask, cache.committed)
         newest = committed.last[:, None]
@@ -169,11 +177,30 @@ class RecurrentBody(HeadedDrafter):
         """
         rows = torch.arange(first, first + embedded.shape[1], device=embedded.device)
         slots = (rows - 1).expand(embedded.shape[:2])
-        mask = state.cache.drafted_mask(visible[:, :, 1:])
+        mask = self._near(state.cache.drafted_mask(visible[:, :, 1:]), positions - 1, state.cache)
         hidden = self._forward(state, embedded, hidden, positions - 1, slots, mask, state.cache.everything)
         recurs = settle(self.recurring(hidden))
         state.outputs[:, first : first + len(rows)] = recurs
         return self.head_input(recurs)
+
+    def _near(self, mask: Tensor, positions: Tensor, cache: ContextCache) -> Tensor:
+        """A mask [n, R, S] whose last columns are the committed rows, without those that the window has left behind.
+
+        positions [n, R]: of the rows themselves.
+        """
+        if self.window is None:
+            return mask
+        back = positions[..., None] - torch.arange(cache.longest, device=positions.device)
+        drafted = mask.shape[-1] - cache.longest
+        return torch.cat((mask[..., :drafted], mask[..., drafted:] & (back < self.window)), dim=-1)
+
+    def _check_window(self, steps: int) -> None:
+        """Raise UsageError for more steps than the window is wide: the rows of one draft always see each other."""
+        if self.window is not None and steps > self.window:
+            raise UsageError(
+                f"{self.name}: drafts of {steps} steps, but its layers look back sliding_window={self.window} "
+                f"positions; draft at most so many steps."
+            )
 
     def _forward(
         self,
@@ -208,15 +235,16 @@ class RecurrentBody(HeadedDrafter):
 
     def passes(self, batch: UnrollBatch, count: int, how: Unrolling) -> Iterator[Pass]:
         """The passes of `unroll`, one by one."""
+        self._check_window(count)
         chains, hidden = self._first_pass(batch, how)
         tokens = at_rows(shift_left(batch.tokens, 1), batch.queries)
         positions = at_rows(batch.positions, batch.queries)
-        one = Pass(0, tokens, positions, (causal(batch), None), *self.finish(hidden), chains)
+        one = Pass(0, tokens, positions, (causal(batch, self.window), None), *self.finish(hidden), chains)
         yield one
         for step in range(1, count):
             tokens = at_rows(shift_left(batch.tokens, 1 + step), batch.queries)
             recurs = one.recurs.detach() if how.detached else one.recurs
-            one = self._pass(step, tokens, positions + step, _sight(batch, step, how), recurs, chains)
+            one = self._pass(step, tokens, positions + step, _sight(batch, step, how, self.window), recurs, chains)
             chains = one.chains
             yield one
 
@@ -258,14 +286,15 @@ class RecurrentBody(HeadedDrafter):
             wanted = batch if index == len(self.layers) - 1 else everything  # earlier layers feed the keys of all rows
             residual, x = at_rows(residual, wanted.queries), at_rows(x, wanted.queries)
             here = rotary(at_rows(batch.positions, wanted.queries), self.config, hidden.dtype)
-            hidden = layer.leave(residual, grouped_attention(layer.self_attn.queries(x, *here), *keys, causal(wanted)))
+            q, seen = layer.self_attn.queries(x, *here), causal(wanted, self.window)
+            hidden = layer.leave(residual, grouped_attention(q, *keys, seen))
             chains.append([keys])
         return chains, hidden
 
 
-def _sight(batch: UnrollBatch, step: int, how: Unrolling) -> tuple[Tensor, Tensor | None]:
+def _sight(batch: UnrollBatch, step: int, how: Unrolling, window: int | None) -> tuple[Tensor, Tensor | None]:
     """Which rows of pass 0 a row of pass `step` sees [n, Q, T], and at which its score is 0 (`legacy` only)."""
-    seen = causal(batch)
+    seen = causal(batch, window, step)
     if not how.legacy:
         return seen, None
     own, at = own_document(batch)

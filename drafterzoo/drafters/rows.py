@@ -17,10 +17,15 @@ def at_rows(x: Tensor, rows: Tensor | None) -> Tensor:
     return x if rows is None else x[torch.arange(len(x), device=x.device)[:, None], rows]
 
 
-def causal(batch: UnrollBatch) -> Tensor:
-    """Mask [n, Q, T]: a wanted row sees the rows of its document up to itself."""
+def causal(batch: UnrollBatch, window: int | None = None, further: int = 0) -> Tensor:
+    """Mask [n, Q, T]: a wanted row sees the rows of its document up to itself.
+
+    window: how many positions it looks back, its own included, if it looks from `further` positions on; None: all.
+    """
     own, at = own_document(batch)
-    return own & (torch.arange(batch.tokens.shape[1], device=own.device) <= at[:, :, None])
+    rows = torch.arange(batch.tokens.shape[1], device=own.device)
+    seen = own & (rows <= at[:, :, None])
+    return seen if window is None else seen & (at[:, :, None] + further - rows < window)
 
 
 def row_numbers(batch: UnrollBatch) -> Tensor:

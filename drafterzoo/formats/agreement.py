@@ -15,19 +15,21 @@ import torch
 from drafterzoo.drafters.base import Drafter, UnrollBatch
 from drafterzoo.errors import CheckpointError
 from drafterzoo.formats.base import Convention, Files
-from drafterzoo.generation import generate
+from drafterzoo.generation import Generation, Prompt, generate
 from drafterzoo.self_test import PROMPTS, TOKENS
+from drafterzoo.target.target import Target
 
 CLEARLY = 0.02  # so much more agreement, on some hundred tokens, is no chance
 CONVENTIONS: tuple[Convention, ...] = get_args(Convention)
 
 
-def better_convention(bound: Callable[[Convention], Drafter], files: Files) -> Convention:
+def better_convention(bound: Callable[[Convention], Drafter], files: Files, target: Target) -> Convention:
     """The convention by which the drafter agrees with its target more often; a warning says so.
 
     bound: the drafter, read by a convention. Raises CheckpointError where neither fits the target, and where they
     differ by less than CLEARLY, which says what to type.
     """
+    answers = answers_of(target)
     found: dict[Convention, float] = {}
     refused: list[CheckpointError] = []
     for convention in CONVENTIONS:
@@ -36,7 +38,7 @@ def better_convention(bound: Callable[[Convention], Drafter], files: Files) -> C
         except CheckpointError as error:  # a boundary that the target has not
             refused.append(error)
         else:
-            found[convention] = agreement(drafter)
+            found[convention] = agreement(drafter, answers)
     if not found:
         raise refused[0]
     best = max(found, key=lambda convention: found[convention])
@@ -54,11 +56,9 @@ def better_convention(bound: Callable[[Convention], Drafter], files: Files) -> C
     return best
 
 
-def agreement(drafter: Drafter) -> float:
-    """The share of its first proposals that are the target's own choice, along a few greedy answers."""
-    target = drafter.target
-    answers = generate("none", list(PROMPTS), target=target, max_new_tokens=TOKENS)
-    hits = []
+def agreement(drafter: Drafter, answers: Generation) -> float:
+    """The share of its first proposals that are the target's own choice, along greedy answers of the target."""
+    target, hits = drafter.target, []
     for prompt, answer in zip(answers.prompts, answers.tokens, strict=True):
         if len(answer) < 2:
             continue
@@ -72,3 +72,16 @@ def agreement(drafter: Drafter) -> float:
         ids = drafter.vocabulary
         hits.append((columns if ids is None else ids[columns]) == tokens[0, queries + 2])
     return float(torch.cat(hits, dim=1).float().mean()) if hits else 0.0
+
+
+def answers_of(target: Target) -> Generation:
+    """A few greedy answers."""
+    return generate("none", _prompts(target), target=target, max_new_tokens=TOKENS)
+
+
+def _prompts(target: Target) -> list[Prompt]:
+    """Questions; for a target that takes none, ids from all over its vocabulary, which it goes on from just as well."""
+    if getattr(target.tokenizer, "chat_template", None):
+        return list(PROMPTS)
+    step = max(1, target.vocab_size // (8 * len(PROMPTS)))
+    return [[(8 * i + j) * step % target.vocab_size for j in range(8)] for i in range(len(PROMPTS))]

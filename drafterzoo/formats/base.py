@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import attrs
-import torch
 from torch import Tensor
 
 from drafterzoo.drafters.base import Drafter
@@ -24,13 +23,17 @@ Convention = Literal["boundary", "layer_output"]
 
 @attrs.frozen(eq=False)
 class Files:
-    """A checkpoint's folder as it is: its config, and its tensors under their own names (memory-mapped)."""
+    """A checkpoint's folder as it is: its config, and its tensors under their own names (memory-mapped).
+
+    stamps: what tells of a file of weights whether it has been written over since (files.check_unchanged).
+    """
 
     folder: Path
     config_file: str
     weights_file: str
     config: dict[str, Any]
     tensors: dict[str, Tensor]
+    stamps: Mapping[Path, tuple[int, ...]] = attrs.Factory(dict)
 
 
 @attrs.frozen(eq=False)
@@ -43,7 +46,7 @@ class Translated:
     left as it is, and is complained of. called: a native name as this file says it. ignored: what the file holds and a
     drafter does not (a verifier's copies), to be written back as it was. taps_as: what the layer ids of the file say,
     which `section["taps"]` has as boundaries; None where nobody can know it from the file, and then they are read as
-    boundaries there.
+    boundaries there. names_taps: whether the file says layer ids at all.
     """
 
     drafter: str
@@ -52,6 +55,7 @@ class Translated:
     called: Callable[[str], str] = str
     ignored: tuple[str, ...] = ()
     taps_as: Convention | None = "boundary"
+    names_taps: bool = True
 
 
 @attrs.frozen(eq=False)
@@ -67,16 +71,18 @@ class Contents:
 class Origin:
     """Where a drafter was read from, so that it is written back in the same layout as it was, tensor for tensor.
 
-    called: a native name as the file says it; dtypes, by name in the file. others: tensors of the file that the drafter
-    does not hold itself, by name in the file: what was ignored, and copies of the target's head and embedding.
+    section: what the config says in our words, before options were set over it. called: a native name as the file says
+    it. others: names in the file of tensors that the drafter does not hold itself: what was ignored, and copies of the
+    target's head and embedding. weights: the file of all tensors.
     """
 
     format: str
-    config: Mapping[str, Any]
+    files: Files
+    section: Mapping[str, Any]
     called: Callable[[str], str]
-    dtypes: Mapping[str, torch.dtype]
-    others: Mapping[str, Tensor]
+    others: tuple[str, ...]
     taps_as: Convention
+    weights: str
 
 
 @runtime_checkable

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,14 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from drafterzoo.checkpoint import CONFIG, WEIGHTS, check_finite, write_together
-from drafterzoo.errors import CheckpointError
+from drafterzoo.errors import CheckpointError, UsageError
 from drafterzoo.formats.base import Contents, Files
 from drafterzoo.parsing import parse_json
 
 INDEX, PICKLED = f"{WEIGHTS}.index.json", "pytorch_model.bin"
 PICKLED_INDEX = f"{PICKLED}.index.json"
+READ_ORDER = (WEIGHTS, INDEX, PICKLED, PICKLED_INDEX)  # the first that is there
+SUFFIXES = (".safetensors", ".bin")
 AGAIN = "download it again"
 
 
@@ -33,23 +35,60 @@ def read_files(folder: Path) -> Files:
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; expected one holding {CONFIG} and {WEIGHTS} or {PICKLED}.")
     config = _object(folder / CONFIG)
+    stamps = {path: _stamp(path) for suffix in SUFFIXES for path in sorted(folder.glob(f"*{suffix}"))}
     path, tensors = _weights(folder)
     check_finite(tensors, path)
-    return Files(folder, str(folder / CONFIG), str(path), config, tensors)
+    return Files(folder, str(folder / CONFIG), str(path), config, tensors, stamps)
+
+
+def check_unchanged(files: Files) -> None:
+    """Raise CheckpointError where a file of weights has been written over since, under the tensors mapped from it.
+
+    One that was taken away, or replaced by another file, is still there for those who have it open.
+    """
+    for path, stamp in files.stamps.items():
+        now = _stamp(path) if path.exists() else stamp
+        if now[0] == stamp[0] and now != stamp:
+            raise CheckpointError(f"{path}: has been written over since the drafter was read from it; load it again.")
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Which file it is, and when it was last written, and how long it is."""
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def write_files(contents: Contents, folder: Path) -> Path:
-    """Write a layout's config and weights into `folder`, both or neither. Raises CheckpointError."""
+    """Write a layout's config and weights into `folder`, both or neither.
+
+    Raises CheckpointError, and UsageError where other weights lie there that would be read in the place of these.
+    """
+    before = READ_ORDER[: READ_ORDER.index(contents.weights)]
+    for name in before:
+        if (folder / name).exists():
+            raise UsageError(
+                f"{folder}: holds {name}, which is read rather than the {contents.weights} to be written; choose "
+                f"another folder."
+            )
     text = json.dumps(contents.config, indent=2, ensure_ascii=False) + "\n"
     if contents.weights.endswith(".bin"):
         buffer = io.BytesIO()
         torch.save({key: value.contiguous() for key, value in contents.tensors.items()}, buffer)
         weights = buffer.getvalue()
     else:
-        ordered = {key: value.contiguous() for key, value in sorted(contents.tensors.items())}
-        weights = safetensors.torch.save(ordered, {"format": "pt"})
+        weights = safetensors.torch.save(_apart(contents.tensors), {"format": "pt"})
     write_together({folder / contents.weights: weights, folder / CONFIG: text.encode()})
     return folder
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors in order, each in memory of its own: of a tied target, head and embedding are one, and safetensors
+    refuses that."""
+    ordered, seen = {}, set[int]()
+    for key, value in sorted(tensors.items()):
+        ordered[key] = value.clone() if value.untyped_storage().data_ptr() in seen else value.contiguous()
+        seen.add(value.untyped_storage().data_ptr())
+    return ordered
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -66,15 +105,10 @@ def _object(path: Path) -> dict[str, Any]:
 
 def _weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:
     """The file that is asked for its tensors, and these; safetensors rather than PyTorch's own where both are there."""
-    ways: tuple[tuple[str, Callable[[Path], dict[str, Tensor]]], ...] = (
-        (WEIGHTS, _safetensors),
-        (INDEX, lambda path: _sharded(path, _safetensors)),
-        (PICKLED, _pickled),
-        (PICKLED_INDEX, lambda path: _sharded(path, _pickled)),
-    )
-    for name, read in ways:
-        if (folder / name).exists():
-            return folder / name, read(folder / name)
+    for name in READ_ORDER:
+        path, read = folder / name, _safetensors if name in (WEIGHTS, INDEX) else _pickled
+        if path.exists():
+            return path, _sharded(path, read) if name in (INDEX, PICKLED_INDEX) else read(path)
     raise CheckpointError(
         f"{folder}: holds no weights; expected {WEIGHTS}, {INDEX} with its shards, or {PICKLED}, {AGAIN}."
     )
