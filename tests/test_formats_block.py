@@ -281,8 +281,9 @@ def test_dfly_counts_taps_where_others_count_layers(tmp_path: Path, target: Targ
         ("dflash", {"head": "own"}, "zlab-dflash", "no head or embedding but the target's"),
         ("dflash", {"qk_norm": False}, "zlab-dflash", "no drafter without norms of queries and keys"),
         ("dspark", {}, "zlab-dflash", "no drafter but dflash"),
-        ("eagle3", {"mask_token_id": None}, "zlab-dflash", "no drafter but dflash"),
-        ("eagle3", {"mask_token_id": None}, "deepspec-dspark", "no drafter but dspark and dflash"),
+        ("lookup", {}, "angelspec-dfly", "no drafter but dfly"),
+        ("eagle3", {}, "zlab-dflash", "no drafter but dflash"),
+        ("eagle3", {}, "deepspec-dspark", "no drafter but dspark and dflash"),
         ("dspark", {"layout": "same_position"}, "specforge-dspark", "no drafter whose slots propose for their own"),
         ("dspark", {}, "deepspec-dflash", "no heads, which 'deepspec-dspark' does"),
         ("dflash", {"layout": "anchor_first"}, "deepspec-dspark", "no drafter without any head, which 'deepspec-dfl"),
@@ -302,8 +303,8 @@ def test_what_a_layout_cannot_hold_is_a_sentence_and_nothing_is_written(
     drafter: str, options: dict[str, Any], format: str, words: str, tmp_path: Path, target: Target
 ) -> None:
     usually: dict[str, Any] = {"taps": (2, 4), "num_layers": 1, "mask_token_id": 7}
-    if drafter == "eagle3":
-        usually, options = {}, {}
+    if drafter in ("eagle3", "lookup"):
+        usually = {}
     ours = DRAFTERS.get(drafter).create(target, **{**usually, **options})
     with pytest.raises(UsageError) as caught:
         ours.export(tmp_path, format)
@@ -558,6 +559,21 @@ def test_flags_and_files_that_do_not_belong_together(
     one = usual(format)
     config = changed(one.config, path, value) if path else one.config
     assert words in refused(one, tmp_path, target, config, **tensors)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"layers.0.self_attn.qkv_proj.weight": torch.zeros(63, made.H)}, "has 63 rows, expected 64 for queries, keys"),
+        ({"layers.0.self_attn.qkv_proj.weight": torch.zeros(())}, "has no rows, expected 64 for queries, keys"),
+        ({"layers.1.self_attn.k_proj.weight": torch.zeros(16, made.H)}, "is there, and its parts are, too"),
+        ({"layers.0.self_attn.qkv_proj.weight": None}, "'layers.0.self_attn.k_proj.weight' is missing"),
+    ],
+)
+def test_projections_that_are_not_fused_as_they_should_be(
+    change: dict[str, Any], words: str, tmp_path: Path, target: Target
+) -> None:
+    assert words in refused(FOLDERS["zlab-dflash: fused"], tmp_path, target, **change)
 
 
 def test_a_recurrent_head_that_begins_a_slot_earlier_is_another(tmp_path: Path, target: Target) -> None:
