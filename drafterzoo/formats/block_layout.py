@@ -177,7 +177,10 @@ def check_expressible(drafter: Drafter, layout: str, *problems: tuple[bool, str]
     usual = (
         (not section.get("qk_norm"), "no drafter without norms of queries and keys (qk_norm=False)"),
         (section.get("mask_token_id") is None, "no mask vector of a drafter's own (mask_token_id=None), only an id"),
-        (section.get("hidden_size") != section.get("target_hidden_size"), "no drafter of another width than its target's"),
+        (
+            section.get("hidden_size") != section.get("target_hidden_size"),
+            "no drafter of another width than its target's",
+        ),
     )
     for found, what in (*problems, *usual):
         if found:
