@@ -239,13 +239,13 @@ def as_contents(
     native = drafter.tensors()
     if origin is None:
         tensors = as_file(drafter, format, {**native, **lent()}, called)
-        return Contents(written(section_of(drafter)), tensors, weights)
+        return Contents(written(sections(drafter)), tensors, weights)
     return Contents(as_config(drafter, format, written), as_file(drafter, format, native), origin.weights)
 
 
 def as_config(drafter: Drafter, format: str, written: Callable[[Mapping[str, Any]], dict[str, Any]]) -> dict[str, Any]:
     """The config of a drafter in a layout; the one that was read, but for what has been set since."""
-    origin, now = origin_in(drafter, format), written(section_of(drafter))
+    origin, now = origin_in(drafter, format), written(sections(drafter))
     return now if origin is None else _changed(origin.files.config, written(origin.section), now)
 
 
@@ -313,7 +313,7 @@ def check_bare(drafter: Drafter) -> None:
         )
 
 
-def section_of(drafter: Drafter) -> dict[str, Any]:
+def sections(drafter: Drafter) -> dict[str, Any]:
     """The config of a bare drafter as plain values. Raises UsageError for a wrapped one."""
     check_bare(drafter)
     return attrs.asdict(drafter.config)

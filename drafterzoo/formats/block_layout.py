@@ -95,7 +95,7 @@ class BlockLayout:
             lent=lambda: lent_tensors(drafter, *self.carries),
             weights=self.weights,
         )
-        tensors = made.tensors if origin is None else fuse_again(made.tensors, origin.tensors)
+        tensors = made.tensors if origin is None else fuse_again(made.tensors, origin.files.tensors)
         return Contents(aligned(made.config), tensors, made.weights)
 
 

@@ -27,7 +27,7 @@ from drafterzoo.formats.eagle3_heads import (
 )
 from drafterzoo.formats.files import PICKLED
 from drafterzoo.formats.llama_config import read_llama, write_llama
-from drafterzoo.formats.names import MODEL, Names
+from drafterzoo.formats.names import Names
 from drafterzoo.target.target import Target
 
 MIDLAYER = ("midlayer.", "layers.0.")
@@ -46,15 +46,12 @@ def producer(files: Files) -> Literal["angelslim", "safeailab", "specforge", "to
     Published SafeAILab files may call themselves as SpecForge's do (eagle.md 2.2): they are PyTorch's own, which
     SpecForge never writes, and say nothing of norms or aux layers. TorchSpec alone always keeps the embedding.
     """
-    config, names = files.config, {name.removeprefix(MODEL) for name in files.tensors}
+    config, names = files.config, Names.of(files).seen
     found = config.get("architectures")
     made_of = found if isinstance(found, list) else []
     exported = FIRST in names and (SERVED in made_of or TORCHSPEC in config)  # for vLLM, in its names
-    if (
-        "speculators_model_type" in config
-        or DFLASH in made_of
-        or not (exported or any(name.startswith(MIDLAYER[0]) for name in names))
-    ):
+    of_others = "speculators_model_type" in config or DFLASH in made_of
+    if of_others or not (exported or any(name.startswith(MIDLAYER[0]) for name in names)):
         return None
     if ANGELSLIM in made_of or "target_model_type" in config:
         return "angelslim"

@@ -259,8 +259,3 @@ def identity_maps(drafter: Eagle3Body) -> dict[str, Tensor]:
     if drafter.vocabulary is not None:
         return {}
     return {"d2t": torch.zeros(size, dtype=torch.int64), "t2d": torch.ones(size, dtype=torch.bool)}
-
-
-def architecture(target: Target) -> str:
-    """The class of the target's model, as configs name it."""
-    return type(target.model).__name__

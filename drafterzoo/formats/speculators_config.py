@@ -1,6 +1,6 @@
 """What vllm-project/speculators writes into every config.json: which algorithm, how many tokens, and for which target.
 
-Source: block.md 1.4. Knows the table `speculators_config`; nothing of any drafter, nor of tensors.
+Source: block.md 1.4, eagle.md 2.2. Knows the table `speculators_config`; nothing of any drafter, nor of tensors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ def tokens_of(config: Mapping[str, Any]) -> int | None:
 
 def speculators_config(algorithm: str, tokens: int, target: Target) -> dict[str, Any]:
     """What stands at the top of a config of speculators', its drafter apart."""
-    proposal = {"proposal_type": "greedy", "speculative_tokens": tokens}
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": tokens,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
     verifier = {"name_or_path": target.name, "architectures": [type(target.model).__name__]}
     return {
         "speculators_model_type": algorithm,

@@ -15,15 +15,15 @@ from drafterzoo.drafters.eagle3_body import Eagle3Body
 from drafterzoo.errors import CheckpointError
 from drafterzoo.formats.base import Contents, Files, Translated
 from drafterzoo.formats.binding import EMBEDDING, HEAD, as_contents, lent_tensors, may_have, needs, origin_in
-from drafterzoo.formats.eagle3_heads import FLAGS, IDS, Said, architecture, checked, read_flags, read_ids, translated
+from drafterzoo.formats.eagle3_heads import FLAGS, IDS, Said, checked, read_flags, read_ids, translated
 from drafterzoo.formats.llama_config import read_llama, write_llama
-from drafterzoo.formats.names import MODEL, Names
+from drafterzoo.formats.names import Names
+from drafterzoo.formats.speculators_config import algorithm_of, speculators_config
 from drafterzoo.target.target import Target
 
 NAME = "speculators-eagle3"
 LAYERS = "transformer_layer_config"
 QUERY_NORM = "layers.0.self_attn.q_norm.weight"  # of Qwen3's layers alone
-PROPOSED = {"proposal_type": "greedy", "verifier_accept_k": 1, "accept_tolerance": 0.0}
 LEFT_OUT = ("verifier_norm.", "verifier_lm_head.")  # copies of the target's that training needs
 
 
@@ -34,7 +34,7 @@ class SpeculatorsEagle3:
     about: str = "EAGLE-3 and 3.1 heads of vLLM's speculators"
 
     def detect(self, files: Files) -> bool:
-        return files.config.get("speculators_model_type") == "eagle3"
+        return algorithm_of(files.config) == "eagle3"
 
     def translate(self, files: Files, target: Target) -> Translated:
         inner, where = needs(files, LAYERS, dict), f"{files.config_file}: {LAYERS}"
@@ -42,7 +42,7 @@ class SpeculatorsEagle3:
         sizes = {**read_llama(inner, where), "qk_norm": _has_query_norm(files, names, inner)}
         sizes["sliding_window"] = _window(files, inner, sizes["num_layers"])
         flags = read_flags(files, files.config, otherwise={"norm_before_residual": True})
-        ignored = tuple(name for name in files.tensors if name.removeprefix(MODEL).startswith(LEFT_OUT))
+        ignored = tuple(theirs for ours, theirs in names.seen.items() if ours.startswith(LEFT_OUT))
         return translated(files, target, names, Said(sizes, flags, read_ids(files, files.config)), ignored)
 
     def contents(self, drafter: Drafter) -> Contents:
@@ -87,18 +87,12 @@ def _config(section: Mapping[str, Any], body: Eagle3Body) -> dict[str, Any]:
     width = section["target_hidden_size"]
     return {
         "architectures": ["Eagle3DraftModel"],
-        "speculators_model_type": "eagle3",
+        **speculators_config("eagle3", body.budget.depth, target),
         "draft_vocab_size": section["draft_vocab_size"],
         **{flag: section[flag] for flag in FLAGS},
         "target_hidden_size": None if width == section["hidden_size"] else width,
         IDS: list(section["taps"]),
         "embed_requires_grad": section["embedding"] == "own",
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [{**PROPOSED, "speculative_tokens": body.budget.depth}],
-            "verifier": {"name_or_path": target.name, "architectures": [architecture(target)]},
-        },
         "tie_word_embeddings": False,
         "torch_dtype": str(body.storage_dtype).removeprefix("torch."),
         LAYERS: {
