@@ -542,6 +542,7 @@ SPOILT: list[tuple[str, str, Any, dict[str, Any], str]] = [  # layout, path in t
     ("angelspec-dfly", "target_num_hidden_layers", 80, {}, "is 80, expected 8, the layers of tiny-llama"),
     ("angelspec-dfly", "enable_hidden_correction", False, {}, "is here, but 'enable_hidden_correction' in"),
     ("angelspec-dfly", "hidden_correction_intermediate_size", 16, {}, "has shape [32, 64], expected [16, 64]"),
+    ("angelspec-dfly", "hidden_correction_intermediate_size", 10**12, {}, "correction_size=1000000000000, expected a"),
     ("angelspec-dfly", "", None, {"layer_fusion_weights": None}, "'layer_fusion_weights' is missing"),
     ("angelspec-dfly", "", None, {"layer_fusion_weights": torch.zeros(2, 4)}, "has shape [2, 4], expected [2, 3]"),
     ("angelspec-dfly", "", None, {"final_norm.weight": None}, "'final_norm.weight' is missing"),
@@ -585,6 +586,28 @@ def test_a_recurrent_head_that_begins_a_slot_earlier_is_another(tmp_path: Path, 
 def test_a_mask_in_a_file_of_its_own_is_not_overlooked(tmp_path: Path, target: Target) -> None:
     (tmp_path / "mask_embedding.pt").write_bytes(b"")
     assert "mask_embedding.pt: a mask of its own beside the weights" in refused(usual("zlab-dflash"), tmp_path, target)
+
+
+def keys_of(config: dict[str, Any], before: str = "") -> list[str]:
+    below = [keys_of(value, f"{before}{key}.") for key, value in config.items() if isinstance(value, dict)]
+    return [before + key for key in config] + [key for keys in below for key in keys]
+
+
+@pytest.mark.parametrize("format", BLOCKS)
+def test_any_value_of_any_key_is_read_or_refused(format: str) -> None:
+    """A file may say anything, and none of it is a traceback."""
+    one, layout, refusals = usual(format), FORMATS.get(format), 0
+    for key in [*keys_of(one.config), "is_causal", "max_window_layers", "use_swa"]:
+        for value in (None, "x", -1, 1.5, True, [], [None], {}, {"a": [1]}, ["sliding_attention"] * 2):
+            try:
+                changes = changed(one.config, key, value)
+                files = Files(Path("x"), "config.json", "weights", changes, one.tensors)
+                assert sum(FORMATS.get(name).detect(files) for name in FORMATS) <= 1
+                layout.translate(files, TARGET)
+            except CheckpointError as error:
+                refusals += 1
+                assert "\n" not in str(error) and str(error).startswith(("config.json: ", "weights: "))
+    assert refusals > 100
 
 
 def test_a_layout_that_nothing_tells_must_be_said(tmp_path: Path, target: Target) -> None:
