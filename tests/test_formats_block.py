@@ -281,8 +281,9 @@ def test_dfly_counts_taps_where_others_count_layers(tmp_path: Path, target: Targ
         ("dflash", {"head": "own"}, "zlab-dflash", "no head or embedding but the target's"),
         ("dflash", {"qk_norm": False}, "zlab-dflash", "no drafter without norms of queries and keys"),
         ("dspark", {}, "zlab-dflash", "no drafter but dflash"),
-        ("eagle3", {"mask_token_id": None}, "zlab-dflash", "no drafter but dflash"),
-        ("eagle3", {"mask_token_id": None}, "deepspec-dspark", "no drafter but dspark and dflash"),
+        ("lookup", {}, "angelspec-dfly", "no drafter but dfly"),
+        ("eagle3", {}, "zlab-dflash", "no drafter but dflash"),
+        ("eagle3", {}, "deepspec-dspark", "no drafter but dspark and dflash"),
         ("dspark", {"layout": "same_position"}, "specforge-dspark", "no drafter whose slots propose for their own"),
         ("dspark", {}, "deepspec-dflash", "no heads, which 'deepspec-dspark' does"),
         ("dflash", {"layout": "anchor_first"}, "deepspec-dspark", "no drafter without any head, which 'deepspec-dfl"),
@@ -302,8 +303,8 @@ def test_what_a_layout_cannot_hold_is_a_sentence_and_nothing_is_written(
     drafter: str, options: dict[str, Any], format: str, words: str, tmp_path: Path, target: Target
 ) -> None:
     usually: dict[str, Any] = {"taps": (2, 4), "num_layers": 1, "mask_token_id": 7}
-    if drafter == "eagle3":
-        usually, options = {}, {}
+    if drafter in ("eagle3", "lookup"):
+        usually = {}
     ours = DRAFTERS.get(drafter).create(target, **{**usually, **options})
     with pytest.raises(UsageError) as caught:
         ours.export(tmp_path, format)
@@ -541,6 +542,7 @@ SPOILT: list[tuple[str, str, Any, dict[str, Any], str]] = [  # layout, path in t
     ("angelspec-dfly", "target_num_hidden_layers", 80, {}, "is 80, expected 8, the layers of tiny-llama"),
     ("angelspec-dfly", "enable_hidden_correction", False, {}, "is here, but 'enable_hidden_correction' in"),
     ("angelspec-dfly", "hidden_correction_intermediate_size", 16, {}, "has shape [32, 64], expected [16, 64]"),
+    ("angelspec-dfly", "hidden_correction_intermediate_size", 10**12, {}, "correction_size=1000000000000, expected a"),
     ("angelspec-dfly", "", None, {"layer_fusion_weights": None}, "'layer_fusion_weights' is missing"),
     ("angelspec-dfly", "", None, {"layer_fusion_weights": torch.zeros(2, 4)}, "has shape [2, 4], expected [2, 3]"),
     ("angelspec-dfly", "", None, {"final_norm.weight": None}, "'final_norm.weight' is missing"),
@@ -560,6 +562,21 @@ def test_flags_and_files_that_do_not_belong_together(
     assert words in refused(one, tmp_path, target, config, **tensors)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"layers.0.self_attn.qkv_proj.weight": torch.zeros(63, made.H)}, "has 63 rows, expected 64 for queries, keys"),
+        ({"layers.0.self_attn.qkv_proj.weight": torch.zeros(())}, "has no rows, expected 64 for queries, keys"),
+        ({"layers.1.self_attn.k_proj.weight": torch.zeros(16, made.H)}, "is there, and its parts are, too"),
+        ({"layers.0.self_attn.qkv_proj.weight": None}, "'layers.0.self_attn.k_proj.weight' is missing"),
+    ],
+)
+def test_projections_that_are_not_fused_as_they_should_be(
+    change: dict[str, Any], words: str, tmp_path: Path, target: Target
+) -> None:
+    assert words in refused(FOLDERS["zlab-dflash: fused"], tmp_path, target, **change)
+
+
 def test_a_recurrent_head_that_begins_a_slot_earlier_is_another(tmp_path: Path, target: Target) -> None:
     one = FOLDERS["speculators-dspark: dspark rnn"]
     said = refused(one, tmp_path, target, {**one.config, "sample_from_anchor": False})
@@ -569,6 +586,28 @@ def test_a_recurrent_head_that_begins_a_slot_earlier_is_another(tmp_path: Path, 
 def test_a_mask_in_a_file_of_its_own_is_not_overlooked(tmp_path: Path, target: Target) -> None:
     (tmp_path / "mask_embedding.pt").write_bytes(b"")
     assert "mask_embedding.pt: a mask of its own beside the weights" in refused(usual("zlab-dflash"), tmp_path, target)
+
+
+def keys_of(config: dict[str, Any], before: str = "") -> list[str]:
+    below = [keys_of(value, f"{before}{key}.") for key, value in config.items() if isinstance(value, dict)]
+    return [before + key for key in config] + [key for keys in below for key in keys]
+
+
+@pytest.mark.parametrize("format", BLOCKS)
+def test_any_value_of_any_key_is_read_or_refused(format: str) -> None:
+    """A file may say anything, and none of it is a traceback."""
+    one, layout, refusals = usual(format), FORMATS.get(format), 0
+    for key in [*keys_of(one.config), "is_causal", "max_window_layers", "use_swa"]:
+        for value in (None, "x", -1, 1.5, True, [], [None], {}, {"a": [1]}, ["sliding_attention"] * 2):
+            try:
+                changes = changed(one.config, key, value)
+                files = Files(Path("x"), "config.json", "weights", changes, one.tensors)
+                assert sum(FORMATS.get(name).detect(files) for name in FORMATS) <= 1
+                layout.translate(files, TARGET)
+            except CheckpointError as error:
+                refusals += 1
+                assert "\n" not in str(error) and str(error).startswith(("config.json: ", "weights: "))
+    assert refusals > 100
 
 
 def test_a_layout_that_nothing_tells_must_be_said(tmp_path: Path, target: Target) -> None:

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from drafterzoo.drafters.block_body import BlockBody, BlockConfig, Read
 from drafterzoo.drafters.block_options import CORRECTION_MEANINGS
+from drafterzoo.drafters.blocks import WIDEST
 from drafterzoo.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,8 +36,10 @@ class DFlyConfig(BlockConfig):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        if self.correction_size < 0:
-            raise UsageError(f"correction_size={self.correction_size}, expected a width, or 0 for hidden_size.")
+        if not 0 <= self.correction_size <= WIDEST:
+            raise UsageError(
+                f"correction_size={self.correction_size}, expected a width up to {WIDEST}, or 0 for hidden_size."
+            )
         if self.hidden_size != self.target_hidden_size:
             raise UsageError(
                 f"hidden_size={self.hidden_size} differs from target_hidden_size={self.target_hidden_size}, but taps "

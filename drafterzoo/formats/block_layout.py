@@ -99,7 +99,27 @@ class BlockLayout:
         return Contents(aligned(made.config), tensors, made.weights)
 
 
-# -- checking tensors ------------------------------------------------------------------------------------------------
+# -- reading tensors -------------------------------------------------------------------------------------------------
+
+
+def split_fused(files: Files, section: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors with every `qkv_proj` taken apart, as some exports write the three projections."""
+    widths = [section[heads] * section["head_dim"] for heads in ("num_heads", "num_kv_heads", "num_kv_heads")]
+    found: dict[str, Tensor] = {}
+    for key, value in tensors.items():
+        if ".qkv_proj." not in key:
+            found[key] = value
+            continue
+        if not value.dim() or value.shape[0] != sum(widths):
+            raise CheckpointError(
+                f"{files.weights_file}: tensor {key!r} has {value.shape[0] if value.dim() else 'no'} rows, expected "
+                f"{sum(widths)} for queries, keys and values of {widths}; the file does not belong to its config.json."
+            )
+        parts = dict(zip(_parts(key), value.split(widths), strict=True))
+        if parts.keys() & tensors.keys():
+            raise CheckpointError(f"{files.weights_file}: tensor {key!r} is there, and its parts are, too; remove one.")
+        found |= parts
+    return found
 
 
 def check_flags(files: Files, section: Mapping[str, Any], tensors: Mapping[str, Tensor], names: Names) -> None:
@@ -157,7 +177,10 @@ def check_expressible(drafter: Drafter, layout: str, *problems: tuple[bool, str]
     usual = (
         (not section.get("qk_norm"), "no drafter without norms of queries and keys (qk_norm=False)"),
         (section.get("mask_token_id") is None, "no mask vector of a drafter's own (mask_token_id=None), only an id"),
-        (section["hidden_size"] != section["target_hidden_size"], "no drafter of another width than its target's"),
+        (
+            section.get("hidden_size") != section.get("target_hidden_size"),
+            "no drafter of another width than its target's",
+        ),
     )
     for found, what in (*problems, *usual):
         if found:
@@ -165,26 +188,6 @@ def check_expressible(drafter: Drafter, layout: str, *problems: tuple[bool, str]
                 f"{drafter.spec}: layout {layout!r} holds {what}; choose another layout, or save it with "
                 f"save_pretrained."
             )
-
-
-def split_fused(files: Files, section: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors with every `qkv_proj` taken apart, as some exports write the three projections."""
-    widths = [section[heads] * section["head_dim"] for heads in ("num_heads", "num_kv_heads", "num_kv_heads")]
-    found: dict[str, Tensor] = {}
-    for key, value in tensors.items():
-        if ".qkv_proj." not in key:
-            found[key] = value
-            continue
-        if value.shape[0] != sum(widths):
-            raise CheckpointError(
-                f"{files.weights_file}: tensor {key!r} has {value.shape[0]} rows, expected {sum(widths)} for queries, "
-                f"keys and values of {widths}; the file does not belong to its config.json."
-            )
-        parts = dict(zip(_parts(key), value.split(widths), strict=True))
-        if parts.keys() & tensors.keys():
-            raise CheckpointError(f"{files.weights_file}: tensor {key!r} is there, and its parts are, too; remove one.")
-        found |= parts
-    return found
 
 
 def fuse_again(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
