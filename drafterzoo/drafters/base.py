@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from drafterzoo.hub import Pushed
     from drafterzoo.target.target import Target
 
+# Options that no weight depends on: how a drafter is run, not what it computes.
+WEIGHTLESS = ("coupling", "packed_dtype", "confidence_temperatures")
 _DRAFTER = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*: ")  # what a complaint begins with
 
 

@@ -15,16 +15,14 @@ import attrs
 import torch
 
 from drafterzoo.composition import innermost
-from drafterzoo.drafters.base import Drafter
+from drafterzoo.drafters.base import WEIGHTLESS, Drafter
 from drafterzoo.errors import DiskError, UsageError
 from drafterzoo.formats.binding import read
 from drafterzoo.formats.files import read_files, write_files
 from drafterzoo.registry import FORMATS
 
 NATIVE = "native"
-# Options that no weight depends on and no layout but ours has: how a drafter is run here, not what it computes.
 MAPS = ("d2t", "t2d")  # of a vocabulary that is part of the target's
-OURS_ALONE = ("coupling", "packed_dtype", "confidence_temperatures")
 
 
 def write_layout(drafter: Drafter, folder: Path, layout: str) -> Path:
@@ -83,7 +81,7 @@ def _difference(drafter: Drafter, again: Drafter) -> str | None:
         ours["draft_vocab_size"] = theirs["draft_vocab_size"]
         own = {key: value for key, value in own.items() if key not in MAPS}
     for key, value in ours.items():
-        if key not in OURS_ALONE and theirs.get(key) != value:
+        if key not in WEIGHTLESS and theirs.get(key) != value:
             return f"{key} is {theirs.get(key)!r} and was {value!r}"
     for key in sorted(own.keys() ^ found.keys()):
         return f"{key} is {'new' if key in found else 'missing'}"

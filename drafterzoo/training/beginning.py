@@ -12,12 +12,10 @@ from typing import Any
 import attrs
 
 from drafterzoo import checkpoint
-from drafterzoo.drafters.base import Drafter, with_options
+from drafterzoo.drafters.base import WEIGHTLESS, Drafter, with_options
 from drafterzoo.errors import UsageError
 from drafterzoo.registry import WRAPPERS, Spec
 from drafterzoo.training.recipe import Recipe
-
-WEIGHTLESS = ("coupling", "packed_dtype", "confidence_temperatures")  # options of a drafter that no weight depends on
 
 
 def check_continues(

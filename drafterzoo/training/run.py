@@ -24,7 +24,7 @@ from drafterzoo.budget import Budget
 from drafterzoo.catalogue import check_fingerprint, check_names, checkpoint_folder, list_checkpoints
 from drafterzoo.composition import innermost, restore, wrap, wrap_as
 from drafterzoo.disk import check_file, check_folder
-from drafterzoo.drafters.base import Drafter
+from drafterzoo.drafters.base import WEIGHTLESS, Drafter
 from drafterzoo.drafters.block_body import BlockBody
 from drafterzoo.drafters.headed import HeadedDrafter
 from drafterzoo.drafters.recurrent import RecurrentBody
@@ -38,7 +38,7 @@ from drafterzoo.registry import DRAFTERS, WRAPPERS, Spec, parse_spec
 from drafterzoo.target import load_target
 from drafterzoo.target.target import Target
 from drafterzoo.threads import with_threads
-from drafterzoo.training.beginning import WEIGHTLESS, check_wrappers, made_with
+from drafterzoo.training.beginning import check_wrappers, made_with
 from drafterzoo.training.features import ANOTHER, FeatureCache, OnlineFeatures, open_cache
 from drafterzoo.training.generating import ANOTHER_ENTRY, ensure_rollouts
 from drafterzoo.training.inherit import begin_as_layers
