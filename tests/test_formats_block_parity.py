@@ -39,9 +39,12 @@ def text(drafter: Drafter) -> tuple[Tensor, Tensor, UnrollBatch]:
 
 
 @pytest.mark.parametrize("variant", ZLAB)
-def test_z_labs_own_network_gives_the_same_block(variant: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ours_written", [False, True])
+def test_z_labs_own_network_gives_the_same_block(variant: str, ours_written: bool, tmp_path: Path) -> None:
     theirs: Any = pytest.importorskip("dflash.model", reason="z-lab's package dflash is not installed")
-    folder = made.zlab()[variant].write(tmp_path)
+    folder = made.zlab()[variant].write(tmp_path / "theirs")
+    if ours_written:
+        folder = made.zlab()[variant].ours(TARGET).export(tmp_path / "ours", "zlab-dflash")
     model = theirs.DFlashDraftModel.from_pretrained(folder, dtype=torch.float32).eval()
     drafter = load(f"dir:{folder}", TARGET)
     tokens, features, batch = text(drafter)
