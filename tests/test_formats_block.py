@@ -272,7 +272,7 @@ def test_dfly_counts_taps_where_others_count_layers(tmp_path: Path, target: Targ
     ("drafter", "options", "format", "words"),
     [
         ("dflash", {"layout": "anchor_first"}, "zlab-dflash", "no drafter whose slots propose for the next position"),
-        ("dflash", {"draft_vocab_size": 40}, "zlab-dflash", "no reduced vocabulary"),
+        ("dspark", {"draft_vocab_size": 40}, "deepspec-dspark", "no reduced vocabulary"),
         ("dflash", {"mask_token_id": None}, "zlab-dflash", "no mask vector of a drafter's own (mask_token_id=None)"),
         ("dflash", {"mask_token_id": None}, "speculators-dflash", "no mask vector of a drafter's own"),
         ("dspark", {"mask_token_id": None}, "deepspec-dspark", "no mask vector of a drafter's own"),
@@ -326,7 +326,7 @@ def test_options_typed_at_loading_are_written(tmp_path: Path, target: Target) ->
     assert again.config == attrs.evolve(drafter.config, coupling=(1.0, 1.0))
     zlab = load(f"dir:{usual('zlab-dflash').write(tmp_path / 'zlab')}", target, layout="anchor_first")
     with pytest.raises(UsageError, match="slots propose for the next position"):
-        zlab.export(tmp_path / "back", "zlab-dflash")
+        zlab.export(tmp_path / "other", "zlab-dflash")
 
 
 def test_the_layout_is_looked_at_when_asked(tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from drafterzoo.drafters.eagle3 import Eagle3
 from drafterzoo.drafters.eagle31 import Eagle31
 from drafterzoo.errors import CheckpointError, DrafterzooError, UsageError
 from drafterzoo.formats.agreement import agreement, answers_of, better_convention
-from drafterzoo.formats.files import read_files
+from drafterzoo.formats.files import read_files, write_files
 from drafterzoo.registry import FORMATS, parse_spec
 from drafterzoo.target import Target
 from drafterzoo.target.packed import packing_works
@@ -170,14 +170,16 @@ def test_a_file_taken_away_since_is_still_copied_from(tmp_path: Path) -> None:
     config, tensors = foreign_files("torchspec-eagle3", target_of())
     drafter = load(write(tmp_path / "theirs", config, tensors))
     shutil.rmtree(tmp_path / "theirs")
-    check_same_file(drafter, "torchspec-eagle3", config, tensors, tmp_path / "theirs", pickled=False)
-    check_same_file(drafter, "torchspec-eagle3", config, tensors, tmp_path / "theirs", pickled=False)
+    for place in ("theirs", "again"):
+        check_same_file(drafter, "torchspec-eagle3", config, tensors, tmp_path / place, pickled=False)
 
 
 def test_weights_that_would_be_read_in_the_place_of_others_are_not_left_beside_them(tmp_path: Path) -> None:
     drafter = native({}, target_of())
     drafter.save_pretrained(tmp_path)
     with pytest.raises(UsageError, match=r"holds model\.safetensors, which is read rather than the pytorch_model\.bin"):
+        write_files(FORMATS.get("safeailab-eagle3").contents(drafter), tmp_path)
+    with pytest.raises(UsageError, match="is there already and not an empty folder"):
         drafter.export(tmp_path, "safeailab-eagle3")
     assert load(tmp_path).spec == "eagle3"
 

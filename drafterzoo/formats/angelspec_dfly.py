@@ -30,6 +30,7 @@ class AngelSpecDFly(BlockLayout):
     ignored = ("markov_head.", "confidence_head.")
     carries = (EMBEDDING,)
     frozen = (HEAD,)
+    whole = True
 
     def detect(self, files: Files) -> bool:
         return ARCHITECTURE in said.architectures(files.config)
@@ -54,7 +55,6 @@ class AngelSpecDFly(BlockLayout):
             self.name,
             (drafter.spec != "dfly", "no drafter but dfly"),
             (section.get("layout") != "same_position", "no drafter whose slots propose for the next position"),
-            (section.get("draft_vocab_size") != section.get("vocab_size"), "no reduced vocabulary"),
             (section.get("head") == "own", "no head but the target's"),
             (bool(section.get("sliding_layers") or section.get("causal")), "no windows, and slots that see all others"),
         )

@@ -6,6 +6,7 @@ Knows the registries of layouts and drafters, and what a target lends. A drafter
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from drafterzoo.target.target import Target
 CONVENTIONS = ("auto", "boundary", "layer_output")
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
+MAPS = ("d2t", "t2d")  # of a vocabulary that is part of the target's
 
 
 def recognise(files: Files, name: str | None = None) -> Format:
@@ -282,6 +284,20 @@ def _as_it_was(was: Tensor, value: Tensor, held: torch.dtype) -> Tensor:
     """What was read, if `value` is no more than its rounding to the dtype that it is held in; else `value`, as wide."""
     same = was.shape == value.shape and torch.equal(was.to(held).to(value.dtype), value)
     return was if same else value.to(was.dtype)
+
+
+def whole_head(tensors: Mapping[str, Tensor], drafter: Drafter, format: str) -> dict[str, Tensor]:
+    """A drafter's tensors for a layout that takes the target's whole head: without the maps of a draft vocabulary.
+
+    Rows that it never proposed come back with the others, which a warning says.
+    """
+    if drafter.vocabulary is not None:
+        warnings.warn(
+            f"{drafter.spec}: {format} has no draft vocabulary, so the head as it is written proposes any of "
+            f"{drafter.config.vocab_size} tokens and not {drafter.config.draft_vocab_size} of them.",
+            stacklevel=3,
+        )
+    return {key: value for key, value in tensors.items() if key not in MAPS}
 
 
 def lent_tensors(drafter: Drafter, *keys: str) -> dict[str, Tensor]:

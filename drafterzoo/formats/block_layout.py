@@ -27,6 +27,7 @@ from drafterzoo.formats.binding import (
     lent_tensors,
     origin_in,
     sections,
+    whole_head,
 )
 from drafterzoo.formats.block_config import aligned
 from drafterzoo.formats.names import Names
@@ -39,7 +40,7 @@ class BlockLayout:
     drafter: what its folders become. begins: how names begin there, and how they do here; older: how they began once,
     which is read, and written only to go back. ignored: beginnings of native names that mean nothing to a drafter.
     carries: which of head and embedding its folders hold, even where these are the target's; frozen: which are the
-    target's in any case. taps_as: what its layer ids say.
+    target's in any case; whole: whether the head is the target's whole one. taps_as: what its layer ids say.
     """
 
     name: str
@@ -51,6 +52,7 @@ class BlockLayout:
     ignored: tuple[str, ...] = ()
     carries: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
+    whole: bool = False
     taps_as: Convention = "layer_output"
 
     def detect(self, files: Files) -> bool:
@@ -96,6 +98,7 @@ class BlockLayout:
             weights=self.weights,
         )
         tensors = made.tensors if origin is None else fuse_again(made.tensors, origin.files.tensors)
+        tensors = whole_head(tensors, drafter, self.name) if self.whole else tensors
         return Contents(aligned(made.config), tensors, made.weights)
 
 

@@ -6,11 +6,8 @@ file says by which of them it was trained: they are read as `eagle2`, and with d
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
-
-from torch import Tensor
 
 from drafterzoo.drafters.base import Drafter
 from drafterzoo.drafters.eagle2_body import Eagle2Body
@@ -24,6 +21,7 @@ from drafterzoo.formats.binding import (
     lent_tensors,
     may_have,
     origin_in,
+    whole_head,
 )
 from drafterzoo.formats.files import PICKLED
 from drafterzoo.formats.llama_config import read_llama, write_llama
@@ -73,7 +71,7 @@ class SafeAILabEagle2:
             lent=lambda: lent_tensors(drafter, EMBEDDING),
             weights=PICKLED,
         )
-        return Contents(contents.config, _whole(contents.tensors, body), contents.weights)
+        return Contents(contents.config, whole_head(contents.tensors, body, NAME), contents.weights)
 
 
 def _has_bias(files: Files, names: Names, key: str) -> bool:
@@ -126,17 +124,6 @@ def _config(section: Mapping[str, Any], body: Eagle2Body) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "torch_dtype": str(body.storage_dtype).removeprefix("torch."),
     }
-
-
-def _whole(tensors: Mapping[str, Tensor], body: Eagle2Body) -> dict[str, Tensor]:
-    """The tensors without maps of a draft vocabulary: the target's whole head reads what the layer gives."""
-    if body.vocabulary is not None:
-        warnings.warn(
-            f"{body.spec}: {NAME} has no draft vocabulary, so the head as it is written proposes any of "
-            f"{body.config.vocab_size} tokens and not {body.config.draft_vocab_size} of them.",
-            stacklevel=3,
-        )
-    return {key: value for key, value in tensors.items() if key not in ("d2t", "t2d")}
 
 
 LAYOUT = SafeAILabEagle2()

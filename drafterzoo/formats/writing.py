@@ -17,12 +17,11 @@ import torch
 from drafterzoo.composition import innermost
 from drafterzoo.drafters.base import WEIGHTLESS, Drafter
 from drafterzoo.errors import DiskError, UsageError
-from drafterzoo.formats.binding import read
+from drafterzoo.formats.binding import MAPS, origin_in, read
 from drafterzoo.formats.files import read_files, write_files
 from drafterzoo.registry import FORMATS
 
 NATIVE = "native"
-MAPS = ("d2t", "t2d")  # of a vocabulary that is part of the target's
 
 
 def write_layout(drafter: Drafter, folder: Path, layout: str) -> Path:
@@ -61,9 +60,10 @@ def staged(folder: Path) -> Iterator[Path]:
 def _check_back(drafter: Drafter, folder: Path, layout: str) -> None:
     """Raise UsageError unless the folder reads back as the same weights and options."""
     base = innermost(drafter)
-    origin, found = base.origin, FORMATS.get(layout).translate(read_files(folder), base.target)
-    # where files do not tell what layer ids say, whoever read them found it out
-    convention = origin.taps_as if origin is not None and found.taps_as is None else "auto"
+    found = FORMATS.get(layout).translate(read_files(folder), base.target)
+    # what layer ids say is no part of most files: whoever read them was told, or found it out
+    origin = origin_in(base, layout)
+    convention = origin.taps_as if origin is not None and found.names_taps else "auto"
     difference = _difference(base, read(folder, base.target, format=layout, aux_convention=convention))
     if difference is not None:
         raise UsageError(
@@ -85,7 +85,8 @@ def _difference(drafter: Drafter, again: Drafter) -> str | None:
             return f"{key} is {theirs.get(key)!r} and was {value!r}"
     for key in sorted(own.keys() ^ found.keys()):
         return f"{key} is {'new' if key in found else 'missing'}"
+    held = {key: value.dtype for key, value in drafter.state_dict().items()}  # beside its target: maybe rounded
     for key, tensor in own.items():
-        if not torch.equal(tensor.float(), found[key].float()):
+        if not torch.equal(tensor.float(), found[key].to(held.get(key, tensor.dtype)).float()):
             return f"{key} holds other numbers"
     return None

@@ -32,6 +32,7 @@ class ZLabDFlash(BlockLayout):
     drafter = "dflash"
     older = (("encoder.fc.", "fc."), ("encoder.output_norm_enc.", "hidden_norm."), ("midlayer.", "layers.0."))
     frozen = (HEAD, EMBEDDING)
+    whole = True
 
     def detect(self, files: Files) -> bool:
         if "speculators_model_type" in files.config or said.projector(files.config) == "dspark":
@@ -57,7 +58,6 @@ class ZLabDFlash(BlockLayout):
             self.name,
             (drafter.spec != "dflash", "no drafter but dflash"),
             (section.get("layout") != "same_position", "no drafter whose slots propose for the next position"),
-            (section.get("draft_vocab_size") != section.get("vocab_size"), "no reduced vocabulary"),
             ("own" in (section.get("head"), section.get("embedding")), "no head or embedding but the target's"),
         )
 
