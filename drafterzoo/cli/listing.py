@@ -104,9 +104,12 @@ def _place(suite: str) -> str:
 
 def _checkpoints(match: str | None, *, drafter: str | None, target: str | None) -> dict[str, str]:
     from drafterzoo import catalogue
+    from drafterzoo.elsewhere import elsewhere
 
     names = catalogue.list_checkpoints(match, drafter=drafter, target=target)
-    return {name: str(catalogue.checkpoint_folder(name)) for name in names}
+    here = {name: str(catalogue.checkpoint_folder(name)) for name in names}
+    there = elsewhere(match, drafter=drafter, target=target)
+    return {**here, **{name: one.said for name, one in there.items()}}
 
 
 def _recipes(match: str | None) -> dict[str, str]:
