@@ -20,6 +20,7 @@ from drafterzoo.drafters.base import Drafter
 from drafterzoo.errors import UsageError
 from drafterzoo.formats.writing import write_layout
 from drafterzoo.target import embedded
+from drafterzoo.target.target import Target
 from drafterzoo.wording import quantity
 from drafterzoo.wrappers.base import Wrapper
 
@@ -119,7 +120,7 @@ def export(drafter: Drafter, server: str, folder: Path, budget: Budget | None = 
     asked = budget or drafter.budget
     shape = asked if served.trees and base.name in _RECURRENT else Budget.chain(_depth(base, asked))
     write_layout(base, folder, layout)
-    words = served.command(_target_of(base), str(folder), method, shape)
+    words = served.command(target_path(base.target), str(folder), method, shape)
     return Served(server, layout, str(folder), shlex.join(words), _lost(drafter, served, asked, shape))
 
 
@@ -129,10 +130,9 @@ def _depth(base: Drafter, budget: Budget) -> int:
     return min(budget.depth, most)
 
 
-def _target_of(drafter: Drafter) -> str:
+def target_path(target: Target) -> str:
     """What a server is to load as the target."""
-    name = drafter.target.name
-    return str(embedded.converted_folder()) if name == embedded.NAME else name
+    return str(embedded.converted_folder()) if target.name == embedded.NAME else target.name
 
 
 def _lost(drafter: Drafter, server: Server, asked: Budget, shape: Budget) -> tuple[str, ...]:

@@ -28,15 +28,26 @@ def status_of(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: str) 
 
 
 def test_every_script_is_here() -> None:
-    assert {"memory", "overhead", "packing", "peers", "replay", "sampling", "coforward", "carried", "loading"} <= set(
-        SCRIPTS
-    )
+    assert {
+        "memory",
+        "overhead",
+        "packing",
+        "peers",
+        "replay",
+        "sampling",
+        "coforward",
+        "carried",
+        "loading",
+        "exported",
+    } <= set(SCRIPTS)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, indirect=True)
 @pytest.mark.parametrize("typed", ["-3", "x", "2.5"])
 def test_a_number_that_cannot_be_meant(script, monkeypatch, capsys, typed: str) -> None:
-    option = {"memory": "--nodes", "sampling": "--limit", "carried": "--limit"}.get(script.__name__, "--repeats")
+    option = {"memory": "--nodes", "sampling": "--limit", "carried": "--limit", "exported": "--limit"}.get(
+        script.__name__, "--repeats"
+    )
     assert status_of(script, monkeypatch, f"{option}={typed}") == 2
     said = capsys.readouterr().err
     assert f"{option}: {typed!r}, expected a whole number from" in said and "Traceback" not in said
