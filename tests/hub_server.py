@@ -204,11 +204,10 @@ class Handler(BaseHTTPRequestHandler):
         return self.user
 
     def reachable(self, repo: str, revision: str = "main") -> tuple[Repo, Commit]:
+        user = self.user  # a wrong token is refused first
         held = self.hub.repos.get(repo)
-        if held is None or (held.private and self.user != held.owner):
-            self.user  # noqa: B018  a wrong token is refused first
-            raise Refused(404 if self.user else 401, "RepoNotFound", "Repository not found")
-        self.user  # noqa: B018
+        if held is None or (held.private and user != held.owner):
+            raise Refused(404 if user else 401, "RepoNotFound", "Repository not found")
         commit = held.find(revision)
         if commit is None:
             raise Refused(404, "RevisionNotFound", f"Invalid rev id: {revision}")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from huggingface_hub import HfApi, constants
+from huggingface_hub import HfApi, RepoFile, constants
 from huggingface_hub.utils import close_session
 
 import drafterzoo
@@ -436,7 +436,7 @@ def test_what_else_the_client_may_ask_is_answered(server: Hub) -> None:
     assert api.whoami()["name"] == "alice" and [model.id for model in api.list_models(author="alice")] == [NAME]
     assert [commit.title for commit in api.list_repo_commits(NAME)][1:] == ["notes", "initial commit"]
     (entry,) = api.get_paths_info(NAME, ["b.txt", "c.txt"])
-    assert (entry.path, entry.size) == ("b.txt", 1)  # type: ignore[union-attr]
+    assert isinstance(entry, RepoFile) and (entry.path, entry.size) == ("b.txt", 1)
     api.delete_file("b.txt", NAME)
     api.delete_folder("notes", NAME)
     assert set(api.list_repo_files(NAME)) == {".gitattributes"}
