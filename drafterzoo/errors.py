@@ -42,6 +42,10 @@ class DataError(DrafterzooError, ValueError):
     """A prompt file, a suite or a results directory that cannot be read as what it claims to be."""
 
 
+class Note(UserWarning):
+    """Something that was decided or left out, and is better known: no mistake, and filtered as any warning."""
+
+
 def suggest(wrong: str, known: Iterable[str]) -> str:
     """Return ` (did you mean 'x'?)` for the closest known name, or an empty string when nothing is close."""
     close = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.55)

@@ -120,7 +120,7 @@ def export(drafter: Drafter, server: str, folder: Path, budget: Budget | None = 
     asked = budget or drafter.budget
     shape = asked if served.trees and base.name in _RECURRENT else Budget.chain(_depth(base, asked))
     write_layout(base, folder, layout)
-    words = served.command(target_path(base.target), str(folder), method, shape)
+    words = served.command(target_path(base.target), str(folder.absolute()), method, shape)
     return Served(server, layout, str(folder), shlex.join(words), _lost(drafter, served, asked, shape))
 
 

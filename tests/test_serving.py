@@ -199,3 +199,16 @@ def test_export_says_the_command_alone_on_stdout(
     assert "is there already" in capsys.readouterr().err
     assert main([*words[:2], str(tmp_path / "json"), *words[3:], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["layout"] == "speculators-eagle3"
+
+
+def test_what_is_better_known_is_one_line(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("drafterzoo.catalogue._target", lambda *_: target)
+    made("hass", target).save_pretrained(tmp_path / "ours")
+    assert main(["export", f"dir:{tmp_path / 'ours'}", str(tmp_path / "served"), "--for", "sglang"]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert [
+        line for line in said if line.startswith("drafterzoo: note: hass: safeailab-eagle2 has no draft vocabulary")
+    ]
+    assert not [line for line in said if "UserWarning" in line or "write_files" in line]

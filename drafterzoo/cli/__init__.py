@@ -13,12 +13,13 @@ import io
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, TextIO
 
 from drafterzoo import __version__
-from drafterzoo.errors import DrafterzooError, UsageError, suggest
+from drafterzoo.errors import DrafterzooError, Note, UsageError, suggest
 
 if TYPE_CHECKING:
     from cyclopts import App
@@ -84,7 +85,8 @@ def spoken(work: Callable[[], int | None], words: Sequence[str] = ()) -> int:
     """Do some work and return its exit status; what goes wrong is said in one sentence. words: what was typed."""
     try:
         _soften_streams()
-        status = work()
+        with _notes_on_stderr():
+            status = work()
         if sys.stdout is not None:
             sys.stdout.flush()
         return status or 0
@@ -118,6 +120,29 @@ def _run(words: list[str]) -> int:
         said = " ".join(str(error).split()).rstrip(".")
         return _complain(f"{said}; see 'drafterzoo {verb + ' ' if verb else ''}--help'.", 2)
     return status if isinstance(status, int) else 0
+
+
+@contextmanager
+def _notes_on_stderr() -> Iterator[None]:
+    """Say what the package notes in one line each; other packages' warnings are shown as ever."""
+    with warnings.catch_warnings():
+        usual = warnings.showwarning
+
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if issubclass(category, Note):
+                print(f"drafterzoo: note: {message}", file=sys.stderr)
+            else:
+                usual(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = show
+        yield
 
 
 def _interrupted(words: Sequence[str]) -> str:

@@ -74,8 +74,10 @@ def listing(
 
 
 def _entries(registry: Registry, match: str | None) -> dict[str, str]:
-    """Name -> origin; of a suite, what it is."""
+    """Name -> origin; of a suite or a layout, what it is."""
     names = registry.names(match)
+    if registry is FORMATS:
+        return {name: FORMATS.get(name).about for name in names}
     if registry is SUITES:
         return {name: _suite(name) for name in names}
     return {name: registry.origin(name) for name in names}

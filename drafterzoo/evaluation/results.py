@@ -26,7 +26,7 @@ from typing import IO, Any, Self
 import attrs
 
 from drafterzoo.disk import unwritable, writing
-from drafterzoo.errors import DataError, UsageError
+from drafterzoo.errors import DataError, Note, UsageError
 from drafterzoo.kinds import check_fields
 from drafterzoo.parsing import kind, parse_json, reason
 from drafterzoo.wording import quantity, verb
@@ -326,7 +326,7 @@ def _read_records(path: Path) -> Iterator[Record]:
             seen.add(place)
             yield record
     if torn:
-        warnings.warn(f"{path}:{len(lines) + 1}: the last line is half-written and was left out", stacklevel=3)
+        warnings.warn(f"{path}:{len(lines) + 1}: the last line is half-written and was left out", Note, stacklevel=3)
 
 
 def _record(line: bytes, where: str) -> Record:

@@ -13,7 +13,7 @@ from typing import get_args
 import torch
 
 from drafterzoo.drafters.base import Drafter, UnrollBatch
-from drafterzoo.errors import CheckpointError
+from drafterzoo.errors import CheckpointError, Note
 from drafterzoo.formats.base import Convention, Files
 from drafterzoo.generation import Generation, Prompt, generate
 from drafterzoo.self_test import PROMPTS, TOKENS
@@ -51,6 +51,7 @@ def better_convention(bound: Callable[[Convention], Drafter], files: Files, targ
     warnings.warn(
         f"{files.config_file}: layer ids are read as {best!r}: the drafter agrees with the target on {shares}. "
         f"aux_convention={best!r} says so without a test.",
+        Note,
         stacklevel=2,
     )
     return best

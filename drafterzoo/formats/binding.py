@@ -17,7 +17,7 @@ from torch import Tensor
 
 from drafterzoo import checkpoint
 from drafterzoo.drafters.base import Drafter, check_together, with_options
-from drafterzoo.errors import CheckpointError, UsageError
+from drafterzoo.errors import CheckpointError, Note, UsageError
 from drafterzoo.formats.base import Contents, Convention, Files, Format, Origin, Translated
 from drafterzoo.formats.files import check_unchanged, read_files
 from drafterzoo.registry import DRAFTERS, FORMATS
@@ -295,6 +295,7 @@ def whole_head(tensors: Mapping[str, Tensor], drafter: Drafter, format: str) -> 
         warnings.warn(
             f"{drafter.spec}: {format} has no draft vocabulary, so the head as it is written proposes any of "
             f"{drafter.config.vocab_size} tokens and not {drafter.config.draft_vocab_size} of them.",
+            Note,
             stacklevel=3,
         )
     return {key: value for key, value in tensors.items() if key not in MAPS}
