@@ -7,6 +7,8 @@ wrong on the way is asked for by name.
 from __future__ import annotations
 
 import json
+import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -215,6 +217,9 @@ class _Handler(BaseHTTPRequestHandler):
             if number == 1 and fault:
                 if fault == "cut":
                     return None
+                if fault == "reset":
+                    self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    return self.connection.close()
                 if fault == "garbage":
                     event = "{broken"
                 if fault == "strange":
