@@ -245,7 +245,7 @@ FAULTS = [
     ("failed", "failed (500 Internal Server Error); look at the server's log"),
     (
         "parameter",
-        "does not take the request (400 Bad Request: top_k is not known here); leave out the option it names",
+        "does not take the request (400 Bad Request: top_k is not known here); change or leave out what it names",
     ),
     ("model", "The model `x` does not exist; name one of the models it lists under /v1/models with --target"),
     ("cut", "the stream of an answer ended before it was done"),

@@ -140,7 +140,7 @@ class Wire:
         if error.code == 404:
             return NotThere(f"{self.place} answers {why}.")
         if error.code in (400, 422):
-            return ServerError(f"{self.place} does not take the request ({why}); leave out the option it names.")
+            return ServerError(f"{self.place} does not take the request ({why}); change or leave out what it names.")
         return ServerError(f"{self.place} failed ({why}); look at the server's log.")
 
     def _json(self, content: bytes, where: str) -> Any:
