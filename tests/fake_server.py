@@ -55,10 +55,11 @@ SCRIPTS = {
 class Fake:
     """A server on loopback. A context manager.
 
-    speaks: "vllm", "sglang" or "openai". drafts: whether it speculates. Faults: merged, how many streams hold two
-    rounds together (-1: all); fault, the name of what goes wrong, from answer number `after` on; other, whether its
-    texts differ; key, what it asks for; hidden, addresses it does not have; delta, whether SGLang streams what is new
-    alone. asked: (path, body, headers) of everything.
+    speaks: "vllm", "sglang" or "openai". drafts: whether it speculates. merged: how many streams hold two rounds
+    together (-1: all). fault: the name of what goes wrong, from answer number `after` on. other: whether its texts
+    differ. key: what it asks for. hidden: addresses it does not have; old: those that refuse what is posted. delta:
+    whether SGLang streams what is new alone. detailed, config: whether vLLM lists the steps of every answer, and what
+    it tells of itself in development mode. asked: (path, body, headers) of everything.
     """
 
     speaks: str = "vllm"
@@ -69,8 +70,10 @@ class Fake:
     other: bool = False
     key: str = ""
     hidden: tuple[str, ...] = ()
+    old: tuple[str, ...] = ()
     delta: bool = False
     detailed: bool = False
+    config: str = ""
     model: str = "org/target"
     asked: list[tuple[str, Any, dict[str, str]]] = attrs.field(factory=list, init=False)
     answers: int = attrs.field(default=0, init=False)
@@ -164,6 +167,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(401, {"error": f"key {self.headers.get('Authorization')} is wrong"})
         if self.path in fake.hidden:
             return self._send(404, {"detail": "Not Found"})
+        if self.path in fake.old:
+            return self._send(422, {"detail": [{"msg": "Field required", "loc": ["body", "prompt"]}]})
         if self.path == "/v1/models":
             return self._send(200, {"object": "list", "data": [{"id": fake.model, "owned_by": fake.speaks}]})
         if self.path == "/v1/chat/completions" and body is not None:
@@ -171,6 +176,8 @@ class _Handler(BaseHTTPRequestHandler):
         if fake.speaks == "vllm":
             if self.path == "/version":
                 return self._send(200, {"version": "0.32.0"})
+            if self.path == "/server_info" and fake.config:
+                return self._send(200, {"vllm_config": fake.config})
             if self.path == "/metrics":
                 return self._send(200, fake.metrics())
         if fake.speaks == "sglang":

@@ -231,7 +231,7 @@ def test_conditions_keep_servers_and_processes_apart(tmp_path: Path) -> None:
         again = read(measured(fake, tmp_path / "b", ONE, name="another").directory).conditions
         third = read(measured(other, tmp_path / "c", ONE).directory).conditions
     assert first["server"]["kind"] == "vLLM" and first["server"]["version"] == "0.32.0"
-    assert first["target"] == {"name": "org/target", "dtype": "not told", "packed": False}
+    assert first["target"] == {"name": "org/target", "dtype": "dtype not told", "packed": False}
     assert third["target"]["dtype"] == "bfloat16" and third["drafters"]["drafter"]["method"] == "EAGLE3"
     assert first["sampling"]["verification"] == "rejection" and first["prompting"]["template_sha256"] is None
     assert conditions_key(first) == conditions_key(again)
@@ -239,6 +239,16 @@ def test_conditions_keep_servers_and_processes_apart(tmp_path: Path) -> None:
         check_comparable({"vllm": first, "sglang": third})
     with pytest.raises(UsageError, match=r"server\.kind"):
         check_comparable({"vllm": first, "here": {k: v for k, v in first.items() if k != "server"}})
+
+
+def test_vllm_in_development_mode_tells_what_it_drafts_with(tmp_path: Path) -> None:
+    config = "model='t', speculative_config=SpeculativeConfig(method='eagle3', model='org/head', num_spec_tokens=3), "
+    with Fake(config=config + "dtype=torch.bfloat16, kv_cache_dtype=auto") as fake:
+        found = read(measured(fake, tmp_path / "run", ONE).directory).conditions
+    assert found["drafters"] == {
+        "head": {"served": True, "method": "eagle3", "model": "org/head", "weights_sha256": None}
+    }
+    assert found["target"]["dtype"] == "bfloat16"
 
 
 FAULTS = [
@@ -346,8 +356,9 @@ def test_the_address_of_openais_clients_will_do(tmp_path: Path) -> None:
         assert run.bench(f"{fake.url}/v1/", ONE, out=tmp_path / "run", max_new_tokens=LIMIT).summary["complete"]
 
 
-def test_an_sglang_that_renders_no_conversation_is_asked_by_chat(tmp_path: Path) -> None:
-    with Fake("sglang", hidden=("/tokenize",)) as fake:
+@pytest.mark.parametrize("lacking", [{"hidden": ("/tokenize",)}, {"old": ("/tokenize",)}], ids=["missing", "older"])
+def test_an_sglang_that_renders_no_conversation_is_asked_by_chat(lacking: dict[str, Any], tmp_path: Path) -> None:
+    with Fake("sglang", **lacking) as fake:
         (row,) = measured(fake, tmp_path / "run").summary["rows"]
     assert (row["cell"], row["tau"], row["tokens"]) == ("drafter@chain:3", None, 32)
 

@@ -27,7 +27,7 @@ def gather(
     main = next(iter(drafted.values()), plain)
     assert main is not None, "somebody is asked"
     return {
-        "target": {"name": main.about.model, "dtype": main.about.dtype or NOT_TOLD, "packed": False},
+        "target": {"name": main.about.model, "dtype": main.about.dtype or f"dtype {NOT_TOLD}", "packed": False},
         **asked_of(suite, limit, settings, template=None),
         "server": {**_said(main), "baseline": _said(plain) if plain is not None and plain is not main else None},
         "machine": {"device": "server", "device_name": f"{main.about.name}, its machine {NOT_TOLD}", "threads": None},

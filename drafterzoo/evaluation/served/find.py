@@ -14,7 +14,7 @@ from drafterzoo.evaluation.conditions import Settings
 from drafterzoo.evaluation.served import sglang, vllm
 from drafterzoo.evaluation.served.answers import About, Server
 from drafterzoo.evaluation.served.chat import Chat
-from drafterzoo.evaluation.served.wire import NotThere, Wire
+from drafterzoo.evaluation.served.wire import NotThere, Refused, Wire
 from drafterzoo.parsing import kind
 from drafterzoo.wording import listed
 
@@ -77,7 +77,7 @@ def _sglang(wire: Wire, about: About, settings: Settings) -> Server:
     """SGLang by its own interface; by OpenAI's, with no rounds told, where it cannot render a conversation."""
     try:
         sglang.prompt_ids(wire, about.model, [{"role": "user", "content": "?"}], settings)
-    except ServerError:
+    except (NotThere, Refused):  # an older version, whose /tokenize takes bare text
         return Chat(wire, attrs.evolve(about, told="") if about.speculates else about)
     return sglang.SGLang(wire, about)
 

@@ -57,6 +57,11 @@ class Row:
         return PLAIN if self.plain else f"{self.label}@{self.budget}"
 
     @property
+    def said(self) -> str:
+        """The row as people call it."""
+        return "plain decoding" if self.plain else self.label
+
+    @property
     def counts(self) -> bool:
         """Whether it tells its rounds, and a drafter has a part in them."""
         return bool(self.server.about.speculates and self.budget and self.server.about.told)
@@ -248,7 +253,7 @@ class Run:
             for repeat in range(self.settings.repeats):
                 for row in in_turn(self.rows, lambda row: row.cell, self.settings.seed, start, turn, repeat):
                     if bar is not None:
-                        bar.remark(f"{row.label} on {self.suite.name}, prompt {start + 1} of {len(self.suite)}")
+                        bar.remark(f"{row.said} on {self.suite.name}, prompt {start + 1} of {len(self.suite)}")
                     answers = self._answers(row, talks, self.settings.max_new_tokens)
                     fresh += self._records(row, members, answers, turn, repeat)
                     if repeat == 0 and row is self.rows[0]:  # plain decoding's answers, where there are any

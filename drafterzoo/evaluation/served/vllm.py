@@ -23,7 +23,8 @@ from drafterzoo.evaluation.served.wire import Wire
 METRICS = "/metrics"
 _LINE = re.compile(r"vllm:spec_decode_num_(\w+?)(?:_total)?(?:\{(.*)\})? (\S+)")
 _POSITION = re.compile(r'position="(\d+)"')
-_SAID = re.compile(r"SpeculativeConfig\((.*?)\)")
+_DRAFTED = re.compile(r"SpeculativeConfig\((.*?)\)")
+_DTYPE = re.compile(r"\bdtype=torch\.(\w+)")
 
 
 class VLLM(Chat):
@@ -97,7 +98,7 @@ def about(wire: Wire, model: str, version: str | None, metrics: str) -> About:
     if tally is None:
         return About("vLLM", version, model, False, told="no drafts are counted: one token a round")
     depth = len(tally.histogram or ()) - 1
-    said = _speculation(wire)
+    said = _config(wire)
     return About(
         "vLLM",
         version,
@@ -106,16 +107,18 @@ def about(wire: Wire, model: str, version: str | None, metrics: str) -> About:
         str(Budget.chain(depth)),
         said.get("method"),
         said.get("model"),
+        said.get("dtype"),
         told="the stream, equal to the server's counters",
     )
 
 
-def _speculation(wire: Wire) -> dict[str, str]:
-    """Method and drafter, which only a server in development mode tells; else nothing."""
+def _config(wire: Wire) -> dict[str, str]:
+    """Method, drafter and dtype, which only a server in development mode tells; else nothing."""
     try:
         told = wire.read("/server_info")
     except ServerError:
         return {}
-    found = _SAID.search(str(told.get("vllm_config", ""))) if isinstance(told, dict) else None
-    pairs = re.findall(r"(method|model)='([^']*)'", found[1]) if found else []
-    return dict(pairs)
+    config = str(told.get("vllm_config", "")) if isinstance(told, dict) else ""
+    drafted, dtype = _DRAFTED.search(config), _DTYPE.search(config)
+    pairs = re.findall(r"(method|model)='([^']*)'", drafted[1]) if drafted else []
+    return dict(pairs) | ({"dtype": dtype[1]} if dtype else {})

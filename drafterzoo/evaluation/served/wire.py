@@ -31,6 +31,10 @@ class NotThere(ServerError):
     """The server has no such address."""
 
 
+class Refused(ServerError):
+    """The server does not take what it was asked."""
+
+
 @attrs.frozen
 class Wire:
     """A server by the root of its addresses. place: what it is called, `host:port`."""
@@ -140,7 +144,7 @@ class Wire:
         if error.code == 404:
             return NotThere(f"{self.place} answers {why}.")
         if error.code in (400, 422):
-            return ServerError(f"{self.place} does not take the request ({why}); change or leave out what it names.")
+            return Refused(f"{self.place} does not take the request ({why}); change or leave out what it names.")
         return ServerError(f"{self.place} failed ({why}); look at the server's log.")
 
     def _json(self, content: bytes, where: str) -> Any:
