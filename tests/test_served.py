@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafterzoo.budget import Budget
@@ -454,6 +454,7 @@ def counted(walked: list[int], depth: int) -> Tally:
     return Tally(len(walked), sum(walked), depth * len(walked), histogram)
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.integers(0, 4), st.booleans())
 def test_any_rounds_are_found_again_from_stream_and_count(walked: list[int], cut: int, stopped: bool) -> None:
     sizes = [accepted + 1 for accepted in walked]
@@ -465,6 +466,7 @@ def test_any_rounds_are_found_again_from_stream_and_count(walked: list[int], cut
     assert found.accepted[-1] == (min(walked[-1], sizes[-1]) if stopped else walked[-1])
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=6), st.integers(0, 4), st.integers(0, 5), st.booleans())
 def test_two_rounds_in_one_event_never_pass(walked: list[int], cut: int, place: int, stopped: bool) -> None:
     sizes = [1, *(accepted + 1 for accepted in walked)]

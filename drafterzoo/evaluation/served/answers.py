@@ -97,7 +97,7 @@ class Server(Protocol):
 
 
 def between(before: Tally | None, after: Tally | None) -> Tally | None:
-    """What was counted between two readings; None where there are none, or they go back: the server was restarted."""
+    """What was counted between two readings; None where one of them is missing."""
     if before is None or after is None:
         return None
     steps, accepted = after.steps - before.steps, after.accepted - before.accepted
