@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from drafterzoo.budget import Budget
 from drafterzoo.cli import main
+from drafterzoo.cli.bench import remarks
 from drafterzoo.errors import DataError, ServerError, UsageError
 from drafterzoo.evaluation.bench_result import BenchResult
 from drafterzoo.evaluation.conditions import Settings, check_comparable, conditions_key
@@ -361,6 +362,13 @@ def test_an_sglang_that_renders_no_conversation_is_asked_by_chat(lacking: dict[s
     with Fake("sglang", **lacking) as fake:
         (row,) = measured(fake, tmp_path / "run").summary["rows"]
     assert (row["cell"], row["tau"], row["tokens"]) == ("drafter@chain:3", None, 32)
+
+
+def test_equal_texts_without_ids_are_said_to_be_equal_by_characters(tmp_path: Path) -> None:
+    with Fake() as fake, Fake("openai", drafts=False) as plain:
+        summary = measured(fake, tmp_path / "run", baseline=plain.url).summary
+    assert summary["lossless"]["unit"] == "character" and summary["lossless"]["different"] == 0
+    assert remarks(summary)[0] == "texts: all 5 equal plain decoding's, character for character"
 
 
 def test_vllm_without_ids_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

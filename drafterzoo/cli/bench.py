@@ -191,7 +191,7 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
     elif "server" in summary and not lossless["texts"]:
         lines.append("texts: not compared, and no speed-up, since there is no --baseline beside the drafter")
     else:
-        lines.append(compared(lossless["texts"], lossless["different"], lossless["ties"]))
+        lines.append(compared(*(lossless[key] for key in ("texts", "different", "ties", "unit"))))
     for place in lossless["differences"][:10]:
         gap = "gap unknown" if place["gap"] is None else f"gap {place['gap']:.2g}{', a tie' if place['tie'] else ''}"
         spot = f"prompt {place['prompt']}, turn {place['turn'] + 1}, {where(place)}"

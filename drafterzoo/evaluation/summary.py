@@ -115,6 +115,7 @@ def summarise(
         "comparisons": _comparisons(cells),
         "lossless": {
             "checked": must_be_equal,
+            "unit": "character" if any(r.tokens is None for r in records) else "token",
             "texts": len(records) - len(metrics.first(plain)) if compared else 0,
             "different": len(unlike),
             "ties": sum(d.tie for d in unlike),

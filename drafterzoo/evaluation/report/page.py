@@ -214,9 +214,10 @@ def lossless(section: Section) -> dict[str, Any]:
         return {"state": "unchecked", "text": "There was nothing to compare plain decoding with.", "places": []}
     if not different:
         all_texts = verb(texts, "the one text equals", f"all {texts} texts equal")
+        unit = "character" if any(check["unit"] == "character" for check in checks) else "token"
         return {
             "state": "equal",
-            "text": f"Lossless: {all_texts} plain decoding's, token for token.",
+            "text": f"Lossless: {all_texts} plain decoding's, {unit} for {unit}.",
             "places": [],
         }
     said = f"{different} of {quantity(texts, 'text')} {verb(different, 'differs', 'differ')} from plain decoding's"
