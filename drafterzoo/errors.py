@@ -34,6 +34,10 @@ class DrafterError(DrafterzooError):
     """A drafter from another package that failed, or whose offers cannot be meant."""
 
 
+class ServerError(DrafterzooError):
+    """A server that cannot be reached, does not take what it is asked, or breaks off in the middle."""
+
+
 class DiskError(DrafterzooError):
     """A file or folder that cannot be written: a full disk, no permission, something else in its place."""
 

@@ -145,7 +145,8 @@ def test_the_summary_of_a_faithful_drafter(tmp_path):
     summary = measure(tmp_path / "a", FakeDecoder())
     json.dumps(summary, allow_nan=False)
     assert summary["complete"] and summary["answers"] == 4 and summary["memory"]["peak_resident_bytes"] > 1e7
-    assert summary["lossless"] == {"checked": True, "texts": 16, "different": 0, "ties": 0, "differences": []}
+    counts = {"texts": 16, "different": 0, "ties": 0}
+    assert summary["lossless"] == {"checked": True, "unit": "token", **counts, "differences": []}
     plain, *_, quick = summary["rows"]
     assert plain["cell"] == "none" and plain["tau"] == 1 and plain["speedup"]["value"] == 1
     assert (

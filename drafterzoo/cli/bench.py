@@ -7,11 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from drafterzoo.cli.console import Json, compared, show_found, use_threads
+from drafterzoo.errors import UsageError
+from drafterzoo.wording import quantity, verb
+
+if TYPE_CHECKING:
+    from drafterzoo.evaluation.bench_result import BenchResult
+
+# what a server decides by itself, by the runner's arguments
+NOT_SERVED = {
+    "drafters": "-d",
+    "budget": "--budget",
+    "verification": "--verification",
+    "coupled": "--uncoupled",
+    "exclude": "--exclude",
+    "threads": "--threads",
+}
 
 
 def bench(
@@ -41,6 +56,9 @@ def bench(
     data_dir: Path | None = None,
     unchecked_suite: Annotated[bool, Parameter(negative="")] = False,
     output: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+    server: str | None = None,
+    baseline: str | None = None,
+    name: str | None = None,
     json: Json = False,
 ) -> None:
     """Compare drafters with plain decoding on a suite of prompts.
@@ -49,6 +67,9 @@ def bench(
 
     All rows answer the same prompts in one process, interleaved; plain decoding and `lookup` are always among them.
     Every text is compared with plain decoding's. Raw counters go to a results directory.
+
+    With `--server` a running vLLM or SGLang is measured instead, by its streams and its own counts:
+    `drafterzoo bench --server http://localhost:8000 --baseline http://localhost:8001 --suite starter`
 
     Parameters
     ----------
@@ -106,10 +127,18 @@ def bench(
         Take a named suite even where it has other prompts than its declaration records.
     output
         The results directory. Default: a new one under `runs`.
+    server
+        The address of a server to measure, such as http://localhost:8000; a key is taken from $OPENAI_API_KEY. What it
+        drafts with is its own affair: no -d, no --budget. --batch-size prompts are asked at once, --target names one of
+        its models.
+    baseline
+        The address of a server of the same target without a drafter, asked the same prompts in turn. Without it there
+        is no speed-up.
+    name
+        What the server's row is called. Default: the drafter or the method that the server names.
     """
 
     from drafterzoo.evaluation.recipes import read_bench_recipe
-    from drafterzoo.evaluation.runner import bench as measure
 
     typed = {
         "drafters": drafter, "suite": suite, "budget": budget, "max_new_tokens": max_new_tokens,
@@ -123,31 +152,67 @@ def bench(
         **(read_bench_recipe(recipe) if recipe else {}),
         **{key: value for key, value in typed.items() if value is not None},
     }
-    if threads is not None:
-        use_threads(threads)
-    result = measure(**options, show_progress=True)
+    result = _measured(options, {"server": server, "baseline": baseline, "name": name}, threads)
     show_found(result, remarks(result.summary), json)
+
+
+def _measured(options: dict[str, Any], served: Mapping[str, str | None], threads: int | None) -> BenchResult:
+    """What was found, in this process or, with --server, over there."""
+    given: dict[str, Any] = {key: value for key, value in served.items() if value is not None}
+    if "server" not in given:
+        if given:
+            raise UsageError(f"bench: --{next(iter(given))} goes with --server, which is missing.")
+        from drafterzoo.evaluation.runner import bench as measure
+
+        if threads is not None:
+            use_threads(threads)
+        return measure(**options, show_progress=True)
+    from drafterzoo.evaluation.served.run import bench as measure_server
+
+    typed = {**options, **({} if threads is None else {"threads": threads})}
+    if wrong := [flag for key, flag in NOT_SERVED.items() if key in typed]:
+        raise UsageError(
+            f"bench: {', '.join(wrong)} {verb(len(wrong), 'is', 'are')} not for --server, which has its own drafter, "
+            f"budget and rule; leave {verb(len(wrong), 'it', 'them')} out."
+        )
+    return measure_server(**options, **given, show_progress=True)
 
 
 def remarks(summary: Mapping[str, Any]) -> list[str]:
     """What a table cannot say: whether texts were equal, what differed, how much memory it took."""
     from drafterzoo.evaluation.cautions import cautions
+    from drafterzoo.evaluation.summary import where
     from drafterzoo.evaluation.tables import short_cell
 
-    lossless, peak = summary["lossless"], summary["memory"]["peak_resident_bytes"] / 1e6
+    lossless = summary["lossless"]
     lines = []
     if not lossless["checked"]:
         lines.append("texts: not compared, since rejection sampling keeps the distribution, not the text")
+    elif "server" in summary and not lossless["texts"]:
+        lines.append("texts: not compared, and no speed-up, since there is no --baseline beside the drafter")
     else:
-        lines.append(compared(lossless["texts"], lossless["different"], lossless["ties"]))
+        lines.append(compared(*(lossless[key] for key in ("texts", "different", "ties", "unit"))))
     for place in lossless["differences"][:10]:
         gap = "gap unknown" if place["gap"] is None else f"gap {place['gap']:.2g}{', a tie' if place['tie'] else ''}"
-        lines.append(
-            f"  {short_cell(place['cell'])}, prompt {place['prompt']}, turn {place['turn'] + 1}, "
-            f"token {place['position']}: {place['token']} instead of {place['plain_token']} ({gap})"
-        )
+        spot = f"prompt {place['prompt']}, turn {place['turn'] + 1}, {where(place)}"
+        lines.append(f"  {short_cell(place['cell'])}, {spot} ({gap})")
     if lossless["different"] > 10:
         lines.append(f"  and {lossless['different'] - 10} more, in summary.json")
     lines += cautions(summary)
+    if "server" in summary:
+        return [*lines, *served_remarks(summary)]
+    peak = summary["memory"]["peak_resident_bytes"] / 1e6
     lines.append(f"memory: {peak:,.0f} MB resident at most; {summary['wall_seconds']:,.0f} s in all")
     return lines
+
+
+def served_remarks(summary: Mapping[str, Any]) -> list[str]:
+    """What is to be said of a server: where its rounds are known from, and its own mean, which is not ours."""
+    told, found = summary["conditions"]["server"]["rounds"], summary["server"]
+    lines = [f"rounds: {told or 'acceptance not reported by this server'}"]
+    if found["mean_acceptance_length"] is not None:
+        mean = found["mean_acceptance_length"]
+        lines.append(f"the server's own mean acceptance length: {mean:.2f}, over steps with a draft and not cut at EOS")
+    if found["asked_again"]:
+        lines.append(f"asked again, since stream and count disagreed: {quantity(found['asked_again'], 'time')}")
+    return [*lines, f"{summary['wall_seconds']:,.0f} s in all"]

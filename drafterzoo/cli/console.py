@@ -62,13 +62,13 @@ def show_found(found: Found, remarks: Sequence[str], json: bool) -> None:
         )
 
 
-def compared(texts: int, different: int, ties: int) -> str:
-    """Whether the texts that were compared are plain decoding's, in a line."""
+def compared(texts: int, different: int, ties: int, unit: str = "token") -> str:
+    """Whether the texts that were compared are plain decoding's, in a line. unit: by tokens, or by characters."""
     if different:
         differ = f"{different} of {texts} {verb(different, 'differs', 'differ')}"
         return f"texts: {differ} from plain decoding's, {ties} by a tie"
     equal = verb(texts, "the one there is equals", f"all {texts} equal")
-    return f"texts: {equal} plain decoding's, token for token"
+    return f"texts: {equal} plain decoding's, {unit} for {unit}"
 
 
 def use_threads(threads: int) -> None:

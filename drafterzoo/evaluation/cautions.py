@@ -28,7 +28,7 @@ def doubtful_speeds(summary: Mapping[str, Any]) -> list[str]:
         f"doubtful: {short_cell(row['cell'])} is {row['speedup']['value']:.2f}x as fast at τ {row['tau']:.2f}, and no "
         f"call costs less than plain decoding's: something slowed plain decoding; measure again with nothing beside it"
         for row in summary["rows"]
-        if row["speedup"]["value"] is not None and row["speedup"]["value"] > DOUBTFUL * row["tau"]
+        if None not in (row["speedup"]["value"], row["tau"]) and row["speedup"]["value"] > DOUBTFUL * row["tau"]
     ]
 
 
@@ -36,7 +36,7 @@ def few_prompts(summary: Mapping[str, Any]) -> list[str]:
     """A remark on intervals that stand on little: on few prompts, or batches of them, which are resampled whole."""
     resampled = max(row["speedup"]["clusters"] for row in summary["rows"])
     size = summary["conditions"]["run"]["batch_size"]
-    if resampled >= FEW_PROMPTS:
+    if resampled >= FEW_PROMPTS or not resampled:  # without plain decoding there is no interval
         return []
     if size == 1:
         of = quantity(resampled, "prompt")

@@ -95,13 +95,17 @@ def gather(
 
 def asked(target: Target, suite: Suite, limit: int | None, settings: Settings) -> dict[str, Any]:
     """The part of the conditions that says what is decoded, and how."""
+    return {"target": target_conditions(target), **asked_of(suite, limit, settings, _template(target))}
+
+
+def asked_of(suite: Suite, limit: int | None, settings: Settings, template: str | None) -> dict[str, Any]:
+    """What is asked, whoever answers it. template: the hash of the chat template, where it is known."""
     fixed = attrs.asdict(settings)
     sampling = {name: fixed.pop(name) for name in ("temperature", "top_p", "top_k", "seed", "verification", "coupled")}
     prompting = {name: fixed.pop(name) for name in ("turns", "thinking", "system")}
     return {
-        "target": target_conditions(target),
         "suite": {"name": suite.name, "sha256": suite.sha256, "limit": limit, "prompts": len(suite.prompts)},
-        "prompting": {**prompting, "template_sha256": _template(target)},
+        "prompting": {**prompting, "template_sha256": template},
         "sampling": sampling,
         "run": fixed,
     }

@@ -11,6 +11,8 @@ from statistics import median
 
 from drafterzoo.evaluation.results import Record
 
+Column = Callable[[Record], Sequence[float] | None]
+
 
 def ratio(numerator: float, denominator: float) -> float | None:
     """A fraction; None where there is nothing to divide by."""
@@ -64,19 +66,26 @@ def conditional(records: Sequence[Record], depth: int) -> list[float | None]:
     return values
 
 
+def _per_round(records: Sequence[Record], column: Column) -> float | None:
+    """A column's sum per target call; None where some answer lacks it, as those of servers may."""
+    columns = [column(r) for r in records]
+    told = [values for values in columns if values is not None]
+    return ratio(sum(map(sum, told)), sum(r.rounds for r in records)) if len(told) == len(columns) else None
+
+
 def forwards_per_round(records: Sequence[Record]) -> float | None:
     """Forwards of the drafter's block per target call, counted where they happen."""
-    return ratio(sum(sum(r.forwards) for r in records), sum(r.rounds for r in records))
+    return _per_round(records, lambda r: r.forwards)
 
 
 def rows_per_round(records: Sequence[Record]) -> float | None:
     """Rows in the drafter's forwards per target call and request, counted where they happen."""
-    return ratio(sum(sum(r.rows) for r in records), sum(r.rounds for r in records))
+    return _per_round(records, lambda r: r.rows)
 
 
 def nodes_per_round(records: Sequence[Record]) -> float | None:
     """Draft nodes verified per target call, the root excluded."""
-    return ratio(sum(sum(r.nodes) for r in records), sum(r.rounds for r in records))
+    return _per_round(records, lambda r: r.nodes)
 
 
 def decode_seconds(records: Sequence[Record]) -> float:
@@ -107,14 +116,18 @@ def tokens_per_second(records: Sequence[Record]) -> float | None:
 
 def tokens_per_second_with_prefill(records: Sequence[Record]) -> float | None:
     """All tokens of the answers, prefill's included, per second of prefill and rounds together."""
-    return ratio(sum(len(r.tokens) for r in first(records)), decode_seconds(records) + prefill_seconds(records))
+    return ratio(sum(r.length for r in first(records)), decode_seconds(records) + prefill_seconds(records))
 
 
 def milliseconds_per_round(records: Sequence[Record]) -> dict[str, float | None]:
     """Mean milliseconds of a round in `draft` (the drafter), `verify` (the target's forward) and `rest` (all else)."""
-    rounds = sum(r.rounds for r in records)
-    parts = {"draft": lambda r: r.draft_s, "verify": lambda r: r.verify_s, "rest": lambda r: r.rest_s}
-    return {name: ratio(1e3 * sum(sum(part(r)) for r in records), rounds) for name, part in parts.items()}
+    parts: dict[str, Column] = {
+        "draft": lambda r: r.draft_s,
+        "verify": lambda r: r.verify_s,
+        "rest": lambda r: r.rest_s,
+    }
+    seconds = {name: _per_round(records, part) for name, part in parts.items()}
+    return {name: None if value is None else 1e3 * value for name, value in seconds.items()}
 
 
 def time_shares(records: Sequence[Record]) -> dict[str, float | None]:

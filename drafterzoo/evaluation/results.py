@@ -67,6 +67,10 @@ class Record:
     walked: accepted draft nodes before the cut at EOS, which other projects count; None in results older than it.
     forwards, rows: forwards of the drafter's block, and rows in them. draft_s, verify_s, rest_s: seconds of the round.
     prefill_s, decode_s: this prompt's share of the seconds before and in the rounds (all of them when decoded alone).
+
+    What a server answered (evaluation/served) may lack some of this: a column that it does not tell is None; of rounds
+    that it does not tell the lists are empty. text: its words. counted: the tokens it counted, where it gives no ids;
+    tokens is None then.
     """
 
     cell: str
@@ -78,43 +82,58 @@ class Record:
     repeat: int
     group: int
     prompt_tokens: int
-    tokens: tuple[int, ...] = attrs.field(converter=listed)
+    tokens: tuple[int, ...] | None = attrs.field(converter=listed)
     committed: tuple[int, ...] = attrs.field(converter=listed)
     emitted: tuple[int, ...] = attrs.field(converter=listed)
     accepted: tuple[int, ...] = attrs.field(converter=listed)
-    nodes: tuple[int, ...] = attrs.field(converter=listed)
-    forwards: tuple[int, ...] = attrs.field(converter=listed)
-    rows: tuple[int, ...] = attrs.field(converter=listed)
-    draft_s: tuple[float, ...] = attrs.field(converter=_seconds)
-    verify_s: tuple[float, ...] = attrs.field(converter=_seconds)
-    rest_s: tuple[float, ...] = attrs.field(converter=_seconds)
+    nodes: tuple[int, ...] | None = attrs.field(converter=listed)
+    forwards: tuple[int, ...] | None = attrs.field(converter=listed)
+    rows: tuple[int, ...] | None = attrs.field(converter=listed)
+    draft_s: tuple[float, ...] | None = attrs.field(converter=_seconds)
+    verify_s: tuple[float, ...] | None = attrs.field(converter=_seconds)
+    rest_s: tuple[float, ...] | None = attrs.field(converter=_seconds)
     prefill_s: float
     decode_s: float
     walked: tuple[int, ...] | None = attrs.field(default=None, converter=attrs.converters.optional(listed))
+    text: str | None = None
+    counted: int | None = None
 
     def __attrs_post_init__(self) -> None:
         check_fields(self, signed=("group",))
         rounds = len(self.committed)
-        for name in ("emitted", "accepted", "nodes", "forwards", "rows", "draft_s", "verify_s", "rest_s"):
-            if len(getattr(self, name)) != rounds:
-                raise ValueError(f"{name} has {_entries(getattr(self, name))}, committed has {rounds}")
-        if self.walked is not None and len(self.walked) != rounds:
-            raise ValueError(f"walked has {_entries(self.walked)}, committed has {rounds}")
+        for name in ("emitted", "accepted", "nodes", "forwards", "rows", "draft_s", "verify_s", "rest_s", "walked"):
+            column = getattr(self, name)
+            if column is not None and len(column) != rounds:
+                raise ValueError(f"{name} has {_entries(column)}, committed has {rounds}")
         if any(a > c for a, c in zip(self.accepted, self.committed, strict=True)):
             raise ValueError("a round has more accepted than committed tokens")
-        if len(self.tokens) != 1 + sum(self.emitted):
-            there = f"there {verb(len(self.tokens), 'is', 'are')} {quantity(len(self.tokens), 'token')}"
+        if self.tokens is None and self.counted is None:
+            raise ValueError("tokens is null, and counted does not say how many there were")
+        untold = self.text is not None and not rounds  # a server that does not tell its rounds
+        if not untold and self.length != 1 + sum(self.emitted):
+            there = f"there {verb(self.length, 'is', 'are')} {quantity(self.length, 'token')}"
             raise ValueError(f"{there}, expected 1 and the {sum(self.emitted)} that rounds emitted")
 
     @property
     def rounds(self) -> int:
-        """Target calls after prefill."""
+        """Target calls after prefill, as far as they are known."""
         return len(self.committed)
+
+    @property
+    def length(self) -> int:
+        """Tokens of the answer, the one that prefill gave included."""
+        return len(self.tokens) if self.tokens is not None else self.counted or 0
 
     @property
     def decoded(self) -> int:
         """Tokens of the answer that rounds gave: all but the first, which prefill gave."""
-        return sum(self.emitted)
+        return max(self.length - 1, 0)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The answer's tokens, for whoever decoded it in this process and so has them."""
+        assert self.tokens is not None, "only a server leaves them out"
+        return self.tokens
 
     @property
     def key(self) -> tuple[str, int, int]:

@@ -7,7 +7,6 @@ all alike. A group's order depends on nothing before it, so that a run can go on
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import resource
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import attrs
 import torch
@@ -28,19 +27,18 @@ from drafterzoo.drafters.base import Drafter
 from drafterzoo.engine import decode as engine
 from drafterzoo.engine.sampling import Sampler, Sampling, filtered
 from drafterzoo.errors import UsageError
+from drafterzoo.evaluation.bench_result import BenchResult as BenchResult  # public here, beside what returns it
 from drafterzoo.evaluation.conditions import Settings, entropy_seen, gather
 from drafterzoo.evaluation.contenders import bind, budgets_of, listed, row_name
+from drafterzoo.evaluation.interleaving import conversation, in_turn
 from drafterzoo.evaluation.results import Record, ResultsWriter, check_free, default_directory
-from drafterzoo.evaluation.suites import Prompt, Suite, load_suite
+from drafterzoo.evaluation.suites import Prompt, Suite, chosen, introduced
 from drafterzoo.evaluation.summary import PLAIN, Difference, differences, summarise
-from drafterzoo.evaluation.tables import markdown, rich_tables, short_budget
+from drafterzoo.evaluation.tables import short_budget
 from drafterzoo.progress import Bar, console, progress
 from drafterzoo.target.target import Target
 from drafterzoo.throughput import kept
 from drafterzoo.wording import quantity
-
-if TYPE_CHECKING:
-    from rich.console import Group
 
 WARM_UP_TOKENS = 24
 BASELINES = (PLAIN, "lookup")
@@ -63,22 +61,6 @@ class Cell:
 
 # (cell, prompts as token ids, their numbers in the suite, settings) -> per prompt, a Record without its identity
 Decode = Callable[[Cell, Sequence[Sequence[int]], Sequence[int], Settings], list[dict[str, Any]]]
-
-
-@attrs.frozen(eq=False)
-class BenchResult:
-    """What a benchmark found. summary is a plain dict, directory holds the raw counters."""
-
-    summary: dict[str, Any]
-    directory: Path
-
-    def table(self) -> Group:
-        """The tables as a rich renderable: `rich.print(result.table())`."""
-        return rich_tables(self.summary)
-
-    def markdown(self) -> str:
-        """The same tables in Markdown."""
-        return markdown(self.summary)
 
 
 def bench(
@@ -124,7 +106,7 @@ def bench(
     Raises UsageError, DataError, CheckpointError or DiskError before anything is decoded; DiskError when the disk fills
     up.
     """
-    questions = _suite(suite, limit, data_dir, check_suite)
+    questions = chosen(suite, limit, data_dir, check_suite)
     settings = Settings(
         max_new_tokens,
         temperature,
@@ -141,7 +123,7 @@ def bench(
         system,
     )
     if show_progress:
-        console.print(_introduced(questions, settings.turns), markup=False, highlight=False, soft_wrap=True)
+        console.print(introduced(questions, settings.turns), markup=False, highlight=False, soft_wrap=True)
     directory = Path(out) if out is not None else default_directory(questions.name)
     check_free(directory)
     check_folder(directory, f"{directory}: results")
@@ -154,23 +136,6 @@ def bench(
     with ResultsWriter(directory, conditions) as writer:
         summary = run.measure(writer, conditions, show_progress)
     return BenchResult(summary, directory)
-
-
-def _introduced(suite: Suite, turns: str) -> str:
-    """A line that says what is asked, from where, and how far that was checked."""
-    said = f"; {suite.checked}" if suite.checked else ""
-    longer = sum(len(prompt.turns) > 1 for prompt in suite)
-    if longer and turns == "first":
-        said += f"; of {longer} the first turn alone (turns='all' asks every one)"
-    return f"suite {suite.name}: {quantity(len(suite), 'prompt')} from {suite.source}{said}"
-
-
-def _suite(suite: str | Path | Suite, limit: int | None, data_dir: str | Path | None, check: bool) -> Suite:
-    if not isinstance(suite, Suite):
-        return load_suite(suite, limit=limit, data_dir=data_dir, check=check)
-    if limit is not None:
-        raise UsageError("bench: limit is for suites given by name or file; give load_suite(..., limit=...) instead.")
-    return suite
 
 
 def _contenders(
@@ -263,10 +228,7 @@ class Run:
         new = self.settings.max_new_tokens
         for prompt in self.suite.prompts:
             turns = prompt.turns if self.settings.turns == "all" else prompt.turns[:1]
-            talk = [*self.opening, {"role": "user", "content": turns[0]}]
-            for turn in turns[1:]:
-                talk += [{"role": "assistant", "content": ""}, {"role": "user", "content": turn}]
-            length = len(self.target.encode_chat(talk, thinking=self.settings.thinking))
+            length = len(self._encode(prompt, [""] * (len(turns) - 1)))
             if length + new * len(turns) > self.target.max_positions:
                 each = f" for each of {quantity(len(turns), 'turn')}" if len(turns) > 1 else ""
                 raise UsageError(
@@ -277,11 +239,6 @@ class Run:
         if self.settings.temperature:
             ids = self._encode(self.suite.prompts[0], [])
             self.entropy = entropy_seen(self.target, ids, self.settings.sampling)
-
-    @property
-    def opening(self) -> list[dict[str, str]]:
-        """What every conversation begins with: the system message, if there is one."""
-        return [] if self.settings.system is None else [{"role": "system", "content": self.settings.system}]
 
     def measure(
         self, writer: ResultsWriter, conditions: Mapping[str, Any], show_progress: bool = False
@@ -312,7 +269,7 @@ class Run:
 
     def explained(self, records: Sequence[Record]) -> list[Difference]:
         """The differences within some records, each with its gap. All turns of their prompts must be among them."""
-        answers = {(r.cell, *r.key): r.tokens for r in records}
+        answers = {(r.cell, *r.key): r.ids for r in records}
         numbers = {prompt.id: number for number, prompt in enumerate(self.suite.prompts)}
         found = []
         for d in differences(records):
@@ -391,12 +348,7 @@ class Run:
         return f"{self.label or self.suite.name}, {which} of {len(self.suite)}{later}"
 
     def _order(self, start: int, turn: int, repeat: int) -> list[Cell]:
-        """The cells in a random order that hangs on seed and place alone: leaving one out does not move the others."""
-
-        def lot(cell: Cell) -> bytes:
-            return hashlib.sha256(f"{self.settings.seed} {start} {turn} {repeat} {cell.name}".encode()).digest()
-
-        return sorted(self.cells, key=lot)
+        return in_turn(self.cells, lambda cell: cell.name, self.settings.seed, start, turn, repeat)
 
     def _try(
         self, cell: Cell, ids: Sequence[Sequence[int]], numbers: Sequence[int], settings: Settings
@@ -437,14 +389,11 @@ class Run:
     def _plain_texts(self, records: Sequence[Record], members: Sequence[int], turn: int) -> dict[int, str]:
         """Plain decoding's answers: what a second turn refers to, for every cell alike."""
         plain = {r.prompt: r for r in records if r.cell == PLAIN and r.turn == turn and r.repeat == 0}
-        return {number: self.target.decode(plain[self.suite.prompts[number].id].tokens) for number in members}
+        return {number: self.target.decode(plain[self.suite.prompts[number].id].ids) for number in members}
 
     def _encode(self, prompt: Prompt, said: Sequence[str]) -> list[int]:
         """Token ids of the conversation up to the turn after `said`."""
-        talk = self.opening
-        for turn, answer in zip(prompt.turns, said, strict=False):
-            talk += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
-        talk.append({"role": "user", "content": prompt.turns[len(said)]})
+        talk = conversation(prompt, said, self.settings.system)
         return self.target.encode_chat(talk, thinking=self.settings.thinking)
 
     def explain(self, difference: Difference, number: int, asked: Sequence[int], answer: Sequence[int]) -> Difference:

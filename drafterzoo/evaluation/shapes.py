@@ -29,7 +29,7 @@ class _Target:
 class _Machine:
     device: str
     device_name: str
-    threads: int
+    threads: int | None
 
 
 @attrs.frozen
@@ -217,7 +217,7 @@ def check_conditions(conditions: Mapping[str, Any], path: Path, shape: type = Co
     """Raise DataError, naming file and key, unless the conditions can be read: values of their kinds, and possible."""
     check_shape(shape, conditions, str(path), AGAIN)
     try:
-        for budget in conditions["budgets"]:
+        for budget in filter(None, conditions["budgets"]):  # it is empty where a server does not tell its own
             Budget.parse(budget)
         if shape is Conditions:
             Sampling(**conditions["sampling"])

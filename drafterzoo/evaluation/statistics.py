@@ -165,7 +165,7 @@ def speedup_columns(plain: Sequence[Record], drafter: Sequence[Record], *, with_
         return median(r.decode_s + (r.prefill_s if with_prefill else 0.0) for r in answer)
 
     def tokens(answer: list[Record]) -> float:
-        return len(answer[0].tokens) if with_prefill else answer[0].decoded
+        return answer[0].length if with_prefill else answer[0].decoded
 
     return _paired(plain, drafter, (seconds, tokens))
 

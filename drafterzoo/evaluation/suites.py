@@ -21,7 +21,7 @@ from drafterzoo.evaluation.suite_declarations import SuiteFile as SuiteFile  # p
 from drafterzoo.evaluation.suite_rendering import Prompt as Prompt  # public here, beside the Suite it makes up
 from drafterzoo.evaluation.suite_rows import SUFFIXES, read_rows
 from drafterzoo.registry import SUITES
-from drafterzoo.wording import verb
+from drafterzoo.wording import quantity, verb
 
 DATA_VARIABLE = "DRAFTERZOO_DATA"
 DATA_FOLDERS = (Path("data"),)
@@ -117,6 +117,24 @@ def load_suite(
         prompts = _draw(prompts, limit, seed)
     turns = place.declared.turns if place.declared else "first"
     return Suite(place.name, tuple(prompts), digest(prompts), place.source, turns, checked)
+
+
+def chosen(suite: str | Path | Suite, limit: int | None, data_dir: str | Path | None, check: bool) -> Suite:
+    """The suite a benchmark is to ask: loaded by name or file, or as it was made. Raises as `load_suite` does."""
+    if not isinstance(suite, Suite):
+        return load_suite(suite, limit=limit, data_dir=data_dir, check=check)
+    if limit is not None:
+        raise UsageError("bench: limit is for suites given by name or file; give load_suite(..., limit=...) instead.")
+    return suite
+
+
+def introduced(suite: Suite, turns: str) -> str:
+    """A line that says what is asked, from where, and how far that was checked."""
+    said = f"; {suite.checked}" if suite.checked else ""
+    longer = sum(len(prompt.turns) > 1 for prompt in suite)
+    if longer and turns == "first":
+        said += f"; of {longer} the first turn alone (turns='all' asks every one)"
+    return f"suite {suite.name}: {quantity(len(suite), 'prompt')} from {suite.source}{said}"
 
 
 def is_file(suite: str) -> bool:

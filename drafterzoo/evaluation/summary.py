@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -30,8 +30,9 @@ DEFINITION = (
 class Difference:
     """The first place where a cell's answer leaves plain decoding's. A token is None where that answer has ended.
 
-    position counts from the first answer token. gap: by how much the target preferred plain's token there (None: not
-    measured, or one of the two is filtered out). A gap under 1e-3 is a tie.
+    position counts from the first answer token. unit: "character" where a server gives no ids and texts are compared;
+    position counts those then, and both tokens are None. gap: by how much the target preferred plain's token there
+    (None: not measured, or one of the two is filtered out). A gap under 1e-3 is a tie.
     """
 
     cell: str
@@ -42,6 +43,7 @@ class Difference:
     plain_token: int | None
     token: int | None
     gap: float | None = None
+    unit: Literal["token", "character"] = "token"
 
     @property
     def tie(self) -> bool:
@@ -56,14 +58,28 @@ def differences(records: Sequence[Record]) -> Iterator[Difference]:
     plain = {(r.prompt, r.turn): r for r in records if r.cell == PLAIN and r.repeat == 0}
     for r in records:
         reference = plain.get((r.prompt, r.turn))
-        if reference is not None and r.tokens != reference.tokens:
+        if reference is None:
+            continue
+        if r.tokens is None or reference.tokens is None:
+            if r.text != reference.text:
+                place = _first_difference(reference.text or "", r.text or "")
+                yield Difference(r.cell, r.prompt, r.turn, r.repeat, place, None, None, unit="character")
+        elif r.tokens != reference.tokens:
             place = _first_difference(reference.tokens, r.tokens)
             yield Difference(
                 r.cell, r.prompt, r.turn, r.repeat, place, _at(reference.tokens, place), _at(r.tokens, place)
             )
 
 
-def _first_difference(a: Sequence[int], b: Sequence[int]) -> int:
+def where(difference: Mapping[str, Any]) -> str:
+    """The place of a difference for people: `token 4: 7 instead of 9`, or `character 12`."""
+    place = f"{difference['unit']} {difference['position']}"
+    if difference["unit"] == "character":
+        return place
+    return f"{place}: {difference['token']} instead of {difference['plain_token']}"
+
+
+def _first_difference(a: Sequence[Any], b: Sequence[Any]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
@@ -86,9 +102,10 @@ def summarise(
     cells: dict[str, list[Record]] = {}
     for r in sorted(records, key=lambda r: _place(r, conditions)):  # stable, so prompts stay in their order
         cells.setdefault(r.cell, []).append(r)
-    unlike = (list(differences(records)) if found is None else list(found)) if must_be_equal else []
     plain = cells.get(PLAIN, [])
-    rows = [_row(rows, plain, [d for d in unlike if d.cell == cell], must_be_equal) for cell, rows in cells.items()]
+    compared = must_be_equal and bool(plain)  # without plain decoding there is nothing to equal
+    unlike = (list(differences(records)) if found is None else list(found)) if compared else []
+    rows = [_row(rows, plain, [d for d in unlike if d.cell == cell], compared) for cell, rows in cells.items()]
     return {
         "definition": DEFINITION,
         "conditions_key": conditions_key(conditions),
@@ -98,7 +115,8 @@ def summarise(
         "comparisons": _comparisons(cells),
         "lossless": {
             "checked": must_be_equal,
-            "texts": len(records) - len(metrics.first(plain)) if must_be_equal else 0,
+            "unit": "character" if any(r.tokens is None for r in records) else "token",
+            "texts": len(records) - len(metrics.first(plain)) if compared else 0,
             "different": len(unlike),
             "ties": sum(d.tie for d in unlike),
             "differences": [{**attrs.asdict(d), "tie": d.tie} for d in unlike],
@@ -113,7 +131,7 @@ def _place(record: Record, conditions: Mapping[str, Any]) -> tuple[int, int]:
     return list(conditions["drafters"]).index(record.drafter), conditions["budgets"].index(record.budget)
 
 
-def _row(records: list[Record], plain: list[Record], unlike: list[Difference], must_be_equal: bool) -> dict[str, Any]:
+def _row(records: list[Record], plain: list[Record], unlike: list[Difference], compared: bool) -> dict[str, Any]:
     some = records[0]
     depth = Budget.parse(some.budget).depth if some.budget else 0
     once = metrics.first(records)
@@ -130,7 +148,7 @@ def _row(records: list[Record], plain: list[Record], unlike: list[Difference], m
         "rows_per_round": metrics.rows_per_round(once),
         "nodes_per_round": metrics.nodes_per_round(once),
         "rounds": sum(r.rounds for r in once),
-        "tokens": sum(len(r.tokens) for r in once),
+        "tokens": sum(r.length for r in once),
         "decode_seconds": metrics.decode_seconds(records),
         "prefill_seconds": metrics.prefill_seconds(records),
         "tokens_per_second_with_prefill": metrics.tokens_per_second_with_prefill(records),
@@ -138,7 +156,7 @@ def _row(records: list[Record], plain: list[Record], unlike: list[Difference], m
         "milliseconds_per_round": metrics.milliseconds_per_round(records),
         "time_shares": metrics.time_shares(records),
         "texts": len(records),
-        "equal_texts": len(records) - len(unlike) if must_be_equal else None,
+        "equal_texts": len(records) - len(unlike) if compared else None,
         "ties": sum(d.tie for d in unlike),
         "categories": {
             name: {"answers": len(metrics.first(part)), **_of_category(part, [r for r in plain if r.category == name])}

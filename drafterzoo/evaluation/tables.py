@@ -194,8 +194,8 @@ def label(row: Row) -> tuple[str, str]:
 
 
 def short_budget(text: str) -> str:
-    """A budget as results keep it, as briefly as it may be typed."""
-    return Budget.parse(text).brief
+    """A budget as results keep it, as briefly as it may be typed; a server may not tell its own."""
+    return Budget.parse(text).brief if text else NOTHING
 
 
 def short_cell(name: str) -> str:

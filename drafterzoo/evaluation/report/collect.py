@@ -380,6 +380,8 @@ def _rows(
 def _rank(row: Row) -> tuple[Any, ...]:
     if row.plain:
         return (0,)
+    if not row.figures["budget"]:  # a server that does not tell it
+        return 2, row.name
     budget = row.budget
     size = budget.nodes, not budget.is_chain, -budget.p_min  # a draft that may end early spends less
     return 1, *size, row.figures["budget"], -(row.tau.value or 0), row.name

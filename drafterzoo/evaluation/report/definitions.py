@@ -42,7 +42,9 @@ def vllm(records: Sequence[Record]) -> float | None:
     Rounds without a proposal, as prompt lookup has many, are in neither count. Source: vLLM,
     vllm/v1/spec_decode/metrics.py (mean acceptance length), and issue 56101 on EOS.
     """
-    drafts = [accepted for r in records for accepted, nodes in zip(_walked(r), r.nodes, strict=True) if nodes]
+    if any(r.nodes is None for r in records):
+        return None  # a server that does not say which rounds had a proposal
+    drafts = [accepted for r in records for accepted, nodes in zip(_walked(r), r.nodes or (), strict=True) if nodes]
     return 1 + sum(drafts) / len(drafts) if drafts else None
 
 
@@ -52,7 +54,7 @@ def sglang(records: Sequence[Record]) -> float | None:
     The token that prefill gave is in the numerator, though no step verified it; answers are cut at EOS and at the
     length limit. Source: SGLang, completion_tokens / spec_verify_ct of a request's meta_info, as its benchmarks sum it.
     """
-    return ratio(sum(len(r.tokens) for r in records), sum(r.rounds for r in records))
+    return ratio(sum(r.length for r in records), sum(r.rounds for r in records))
 
 
 def eagle(records: Sequence[Record]) -> float | None:
@@ -77,7 +79,7 @@ def specforge(records: Sequence[Record]) -> float | None:
 
     Source: SpecForge, its benchmark command at commit a6b6b023.
     """
-    means = [len(r.tokens) / r.rounds for r in records if r.rounds]
+    means = [r.length / r.rounds for r in records if r.rounds]
     return ratio(sum(means), len(means))
 
 

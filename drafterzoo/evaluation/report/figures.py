@@ -43,7 +43,8 @@ def section_pictures(section: Section) -> list[Picture]:
     pictures += [_curve(section, what) for what in ("tau", "speedup") if len(measured_sizes(_lines(section, what))) > 1]
     for budget in largest_budgets(section.drafted):
         pictures += [_depths(section, budget, "survival"), _depths(section, budget, "conditional")]
-    pictures.append(_breakdown(section))
+    if any(value is not None for row in section.rows for value in row.figures["milliseconds_per_round"].values()):
+        pictures.append(_breakdown(section))
     if len(section.rows[0].figures["categories"]) > 1 and _batch_size(section) == 1:
         pictures += [_categories(section, budget) for budget in largest_budgets(section.drafted)]
     return saying(pictures, section.partial)

@@ -26,6 +26,7 @@ from drafterzoo.evaluation.report.figures import batch_pictures, section_picture
 from drafterzoo.evaluation.report.offline import OfflineSection
 from drafterzoo.evaluation.report.offline_figures import offline_pictures
 from drafterzoo.evaluation.report.tabulate import Table
+from drafterzoo.evaluation.summary import where
 from drafterzoo.evaluation.tables import conditions_line
 from drafterzoo.wording import quantity, verb
 
@@ -202,8 +203,7 @@ def lossless(section: Section) -> dict[str, Any]:
     texts, different, ties = (sum(check[name] for check in checks) for name in ("texts", "different", "ties"))
     unknown = sum(d["gap"] is None for check in checks for d in check["differences"])
     places = [
-        f"{d['cell']}, prompt {d['prompt']}, turn {d['turn'] + 1}, token {d['position']}: {d['token']} instead of "
-        f"{d['plain_token']} ({_gap(d['gap'])})"
+        f"{d['cell']}, prompt {d['prompt']}, turn {d['turn'] + 1}, {where(d)} ({_gap(d['gap'])})"
         for check in checks
         for d in check["differences"]
     ]
@@ -214,9 +214,10 @@ def lossless(section: Section) -> dict[str, Any]:
         return {"state": "unchecked", "text": "There was nothing to compare plain decoding with.", "places": []}
     if not different:
         all_texts = verb(texts, "the one text equals", f"all {texts} texts equal")
+        unit = "character" if any(check["unit"] == "character" for check in checks) else "token"
         return {
             "state": "equal",
-            "text": f"Lossless: {all_texts} plain decoding's, token for token.",
+            "text": f"Lossless: {all_texts} plain decoding's, {unit} for {unit}.",
             "places": [],
         }
     said = f"{different} of {quantity(texts, 'text')} {verb(different, 'differs', 'differ')} from plain decoding's"

@@ -82,7 +82,7 @@ def lines_of(entries: Sequence[Ranked]) -> Lines:
     """The rows with a value as curves: one per drafter and shape of budget. entries: from small budgets to large."""
     lines: dict[tuple[str, str], list[tuple[int, Ratio]]] = {}
     for entry in entries:
-        if entry.ratio["value"] is not None:
+        if entry.ratio["value"] is not None and entry.budget:
             key = entry.name, shape(entry.budget)
             lines.setdefault(key, []).append((Budget.parse(entry.budget).nodes, entry.ratio))
     return lines
@@ -180,6 +180,8 @@ def by_depth(lines: Mapping[str, Sequence[float | None]], xlabel: str, ylabel: s
 
 def shape(text: str) -> str:
     """chain, tree (of default shape), or the widths of a tree of another shape; and where drafts end early."""
+    if not text:
+        return "budget not told"
     budget = Budget.parse(text)
     early = f", p ≥ {budget.p_min:g}" if budget.p_min else ""
     if budget.is_chain:
@@ -234,5 +236,6 @@ def largest_budgets(rows: Sequence[Any]) -> list[str]:
     """
     largest: dict[bool, str] = {}
     for row in rows:
-        largest[row.budget.is_chain] = row.figures["budget"]
+        if row.figures["budget"]:  # a server may not tell its own
+            largest[row.budget.is_chain] = row.figures["budget"]
     return list(largest.values())

@@ -244,6 +244,8 @@ def conditions(section: Section) -> Table:
 
 def weights_of(drafter: Mapping[str, Any]) -> str:
     """Which weights a drafter has, by its conditions."""
+    if drafter.get("served"):
+        return f"served, {drafter['model'] or drafter['method'] or 'the server does not tell which'}"
     weights = drafter.get("weights_sha256")
     return f"weights sha256 {weights[:16]}" if weights else "no weights"
 
@@ -387,6 +389,8 @@ def _inverse(ratio: PairedRatio) -> PairedRatio:
 def budget_cell(row: Row | OfflineRow) -> Cell:
     if row.plain:
         return Cell(NOTHING, -1.0)
+    if not row.figures["budget"]:
+        return Cell(NOTHING)
     return Cell(short_budget(row.figures["budget"]), row.budget.nodes + (0 if row.budget.is_chain else 0.5))
 
 
