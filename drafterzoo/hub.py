@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from drafterzoo.errors import CheckpointError, UsageError, suggest
 from drafterzoo.hub_errors import hub_errors
 
 if TYPE_CHECKING:
+    from drafterzoo.cards import Usage
     from drafterzoo.drafters.base import Drafter
     from drafterzoo.target.target import Target
 
@@ -70,6 +72,10 @@ def pull_to(place: Path, repo_id: str, *, revision: str | None = None) -> Path:
 # -- pushing -------------------------------------------------------------------------------------------------------
 
 
+def _several(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(names)
+
+
 @attrs.frozen
 class Push:
     """How a checkpoint goes to the Hub.
@@ -77,7 +83,7 @@ class Push:
     private: of a new repository; True is refused where there is a public one. revision: the branch, made if need be.
     create_pr: open a pull request instead, in a repository that is there. tag: a new name for the commit. message: the
     commit's. results: a folder of `bench` or `evaluate` for the card; licence: as the Hub spells it, for the card.
-    dry_run: send nothing.
+    servers: whose layouts go, too, each in a folder of its name (serving.SERVERS). dry_run: send nothing.
     """
 
     private: bool | None = None
@@ -87,6 +93,7 @@ class Push:
     message: str | None = None
     results: Path | None = attrs.field(default=None, converter=attrs.converters.optional(Path))
     licence: str | None = None
+    servers: tuple[str, ...] = attrs.field(default=(), converter=_several)
     dry_run: bool = False
 
     def __attrs_post_init__(self) -> None:
@@ -129,11 +136,24 @@ def push_folder(folder: Path, repo_id: str, how: Push, target: Target | str | No
         if kept and how.results is not None:
             raise UsageError(f"{folder / CARD} is kept as it is, so there is no place for results; take it away first.")
         drafter = loads_back(place, target)
+        usage = [_served(drafter, server, place, repo_id) for server in how.servers]
         if not kept:
-            write_card(place, drafter, repo_id, results=how.results, licence=how.licence)
+            write_card(place, drafter, repo_id, results=how.results, licence=how.licence, servers=usage)
         card = f"{folder / CARD}, as it is" if kept else "written from the config"
         ready = Pushed(repo_id, sizes(place), staying(folder), card)
         return ready if how.dry_run else _send(place, ready, how, drafter.spec)
+
+
+def _served(drafter: Drafter, server: str, place: Path, repo_id: str) -> Usage:
+    """Write a server's layout beside the native files; returns how to start that server, for the card."""
+    from drafterzoo.cards import Usage, target_name
+    from drafterzoo.serving import SERVERS, described, export
+
+    export(drafter, server, place / server)
+    name = repo_id.rpartition("/")[2]
+    found = described(drafter, server, target_name(drafter.manifest()), f"{name}/{server}")
+    fetched = f"hf download {repo_id} --include '{server}/*' --local-dir {name}"
+    return Usage(SERVERS[server].name, f"{fetched}\n    {found.command}", " ".join(found.lost))
 
 
 def _send(place: Path, ready: Pushed, how: Push, spec: str) -> Pushed:

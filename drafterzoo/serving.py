@@ -109,19 +109,34 @@ def export(drafter: Drafter, server: str, folder: Path, budget: Budget | None = 
 
     Raises UsageError for a server or a drafter it has no layout for, and what `write_layout` raises.
     """
+    layout, _ = _read_by(server, innermost(drafter))
+    write_layout(innermost(drafter), folder, layout)
+    target = target_path(drafter.target)
+    return described(drafter, server, target, str(folder.absolute()), budget, folder=str(folder))
+
+
+def described(
+    drafter: Drafter, server: str, target: str, path: str, budget: Budget | None = None, folder: str = ""
+) -> Served:
+    """What `export` returns, of a folder that the server finds at `path`, and a target that it finds at `target`."""
+    served, base = SERVERS[server], innermost(drafter)
+    layout, method = _read_by(server, base)
+    asked = budget or drafter.budget
+    shape = asked if served.trees and base.name in _RECURRENT else Budget.chain(_depth(base, asked))
+    words = served.command(target, path, method, shape)
+    return Served(server, layout, folder or path, shlex.join(words), _lost(drafter, served, asked, shape))
+
+
+def _read_by(server: str, base: Drafter) -> tuple[str, str]:
+    """The layout that a server reads of a bare drafter, and what it calls the method. Raises UsageError for none."""
     if server not in SERVERS:
         raise UsageError(f"export: unknown server {server!r}; there is {', '.join(SERVERS)}.")
-    served, base = SERVERS[server], innermost(drafter)
+    served = SERVERS[server]
     if base.name not in served.reads:
         raise UsageError(
             f"export: {served.name} drafts with nothing like {base.name!r}; it has {', '.join(served.reads)}."
         )
-    layout, method = served.reads[base.name]
-    asked = budget or drafter.budget
-    shape = asked if served.trees and base.name in _RECURRENT else Budget.chain(_depth(base, asked))
-    write_layout(base, folder, layout)
-    words = served.command(target_path(base.target), str(folder.absolute()), method, shape)
-    return Served(server, layout, str(folder), shlex.join(words), _lost(drafter, served, asked, shape))
+    return served.reads[base.name]
 
 
 def _depth(base: Drafter, budget: Budget) -> int:

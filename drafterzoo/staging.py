@@ -62,8 +62,9 @@ def staying(folder: Path) -> list[str]:
 
 
 def sizes(folder: Path) -> dict[str, int]:
-    """Every file of a staged folder and its bytes."""
-    return {path: (folder / path).stat().st_size for path in going(folder)}
+    """Every file of a staged folder and its bytes; the checkpoint's own first."""
+    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return {path: (folder / path).stat().st_size for path in dict.fromkeys([*going(folder), *files])}
 
 
 def loads_back(folder: Path, target: Target | str | None) -> Drafter:

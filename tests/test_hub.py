@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from huggingface_hub import HfApi, RepoFile, constants
+from huggingface_hub import HfApi, RepoFile, constants, snapshot_download
 from huggingface_hub.utils import close_session
 
 import drafterzoo
@@ -411,6 +411,27 @@ def test_a_dry_run_says_what_would_go_and_sends_nothing(server: Hub, folder: Pat
     assert would.left_out == ["optimizer.pt"] and not (folder / "README.md").exists()
     sent = hub.push_folder(folder, NAME, hub.Push(), target)
     assert sent.files == would.files and would.files["LICENSE"] == 4
+
+
+def test_servers_layouts_go_beside_it_and_the_card_says_how_to_start_them(
+    server: Hub, folder: Path, target: Target, tmp_path: Path
+) -> None:
+    sent = hub.push_folder(folder, NAME, hub.Push(servers=["vllm", "sglang"]), target)
+    assert {path.partition("/")[0] for path in sent.files if "/" in path} == {"vllm", "sglang"}
+    theirs = Path(snapshot_download(NAME, local_dir=tmp_path / "all"))
+    card = (theirs / "README.md").read_text()
+    for name, command in (("vLLM", "vllm serve"), ("SGLang", "python -m sglang.launch_server")):
+        part = card.partition(f"### {name}")[2].partition("###")[0]
+        short, where = NAME.rpartition("/")[2], name.lower()
+        assert command in part and f"hf download {NAME} --include '{where}/*' --local-dir {short}" in part
+        assert f"{short}/{where}" in part.partition(command)[2] and "No coupled sampling" in part
+        assert str(tmp_path) not in part
+        again = drafterzoo.load(f"dir:{theirs / where}", target)
+        own = drafterzoo.load(f"dir:{folder}", target).tensors()
+        assert all(torch.equal(own[key].float(), value.float()) for key, value in again.tensors().items())
+    assert [path.name for path in hub.pull(NAME).iterdir() if path.is_dir()] == [], "pulled, it is the checkpoint alone"
+    with pytest.raises(UsageError, match="unknown server 'llama'"):
+        hub.push_folder(folder, NAME, hub.Push(servers=["llama"]), target)
 
 
 def test_other_layouts_are_not_pushed(server: Hub, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ Knows how options are typed; nothing of how anything is sent.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -30,6 +30,7 @@ def push(
     message: Annotated[str | None, Parameter(alias="-m")] = None,
     results: Path | None = None,
     licence: Annotated[str | None, Parameter(alias="--license")] = None,
+    server: Annotated[list[Literal["vllm", "sglang"]] | None, Parameter(name="--for", negative="")] = None,
     target: Annotated[str | None, Parameter(alias="-t")] = None,
     dry_run: Switch = False,
     json: Json = False,
@@ -62,6 +63,9 @@ def push(
         A folder of `drafterzoo bench`, `grid` or `evaluate` that measured this checkpoint, for the card.
     licence
         The licence of the weights as the Hub spells it (`apache-2.0`), for the card.
+    server
+        Send that server's layout, too, in a folder of its name, and say on the card how to start it. May be given
+        twice.
     target
         The target's name or directory; without it, the one the checkpoint was trained for.
     dry_run
@@ -70,7 +74,7 @@ def push(
     from drafterzoo import hub
 
     folder = Path(checkpoint.removeprefix("dir:")).expanduser()
-    how = hub.Push(private or None, revision, create_pr, tag, message, results, licence, dry_run)
+    how = hub.Push(private or None, revision, create_pr, tag, message, results, licence, server or (), dry_run)
     sent = hub.push_folder(folder, repository.removeprefix("hub:"), how, target)
     if json:
         import attrs
