@@ -11,6 +11,7 @@ import pytest
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "asking")
+BY_PROMPTS = ("sampling", "carried", "exported", "layouts")  # whose size is a number of prompts
 
 
 @pytest.fixture
@@ -39,15 +40,14 @@ def test_every_script_is_here() -> None:
         "carried",
         "loading",
         "exported",
+        "layouts",
     } <= set(SCRIPTS)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, indirect=True)
 @pytest.mark.parametrize("typed", ["-3", "x", "2.5"])
 def test_a_number_that_cannot_be_meant(script, monkeypatch, capsys, typed: str) -> None:
-    option = {"memory": "--nodes", "sampling": "--limit", "carried": "--limit", "exported": "--limit"}.get(
-        script.__name__, "--repeats"
-    )
+    option = {"memory": "--nodes"}.get(script.__name__, "--limit" if script.__name__ in BY_PROMPTS else "--repeats")
     assert status_of(script, monkeypatch, f"{option}={typed}") == 2
     said = capsys.readouterr().err
     assert f"{option}: {typed!r}, expected a whole number from" in said and "Traceback" not in said
