@@ -174,7 +174,8 @@ def zlab() -> dict[str, Foreign]:
     window = {"sliding_window": 4, "sliding_layers": [0]}
     plain, short = body(), body(1)
     renaming = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
-    assistant = {**QWEN3, "architectures": ["MuseGlimmerAssistantModel"], "model_type": "muse_glimmer_assistant"}
+    named = {"architectures": ["MuseGlimmerAssistantModel"], "model_type": "muse_glimmer_assistant"}
+    assistant = {**{key: value for key, value in QWEN3.items() if key != "vocab_size"}, **named}
     fused = {key: value for key, value in plain.items() if not any(f".{part}_proj" in key for part in "qkv")}
     for at in ("layers.0.self_attn", "layers.1.self_attn"):
         fused[f"{at}.qkv_proj.weight"] = torch.cat([plain[f"{at}.{part}_proj.weight"] for part in "qkv"])
@@ -182,7 +183,9 @@ def zlab() -> dict[str, Foreign]:
         "usual": _zlab(usual),
         "block size nested": _zlab({**top, "dflash_config": {**nested, "block_size": BLOCK}}),
         "assistant": _zlab(
-            {**assistant, **nested, "block_size": BLOCK}, {renaming.get(key, key): plain[key] for key in plain}
+            {**assistant, **nested, "block_size": BLOCK},
+            {renaming.get(key, key): plain[key] for key in plain},
+            causal=False,
         ),
         "one midlayer": _zlab(
             {**usual, "num_hidden_layers": 1, "layer_types": ["full_attention"]},

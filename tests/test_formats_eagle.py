@@ -615,6 +615,11 @@ BAD: list[tuple[str, Edit, str]] = [
     (SPEC, nested(LAYER, model_type="gemma3"), "has model_type 'gemma3', and"),
     (SPEC, nested(LAYER, layer_types=["chunked_attention"]), "has layer_types ['chunked_attention'], expected 1 times"),
     (SPEC, nested(LAYER, layer_types=["sliding_attention"]), "'sliding_window' is missing, expected int"),
+    (
+        SPEC,
+        nested(LAYER, layer_types=["sliding_attention"], sliding_window=4, use_sliding_window=False),
+        "has use_sliding_window: false beside layer_types ['sliding_attention'], expected true",
+    ),
     (SPEC, nested(LAYER, rope_theta=1e6), "'rope_theta' is 1000000.0, expected 500000.0"),
     (SPEC, lambda config, tensors: config.update(speculators_model_type="eagle"), "no known layout fits"),
 ]  # fmt: skip

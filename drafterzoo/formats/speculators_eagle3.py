@@ -76,6 +76,11 @@ def _window(files: Files, inner: Mapping[str, Any], layers: int) -> int | None:
             f"{files.config_file}: {LAYERS} has layer_types {kinds}, expected {layers} times 'full_attention' or as "
             f"often 'sliding_attention'; drafterzoo's EAGLE-3 layers are all of one kind."
         )
+    if may_have(files, "use_sliding_window", bool, inner) is False:
+        raise CheckpointError(
+            f"{files.config_file}: {LAYERS} has use_sliding_window: false beside layer_types {kinds}, expected true or "
+            f"layers of 'full_attention'; correct one of them."
+        )
     window: int = needs(files, "sliding_window", int, inner)
     return window
 
@@ -105,10 +110,12 @@ def _config(section: Mapping[str, Any], body: Eagle3Body) -> dict[str, Any]:
 
 
 def _windows(section: Mapping[str, Any]) -> dict[str, Any]:
+    """What says that all layers slide. Without `use_sliding_window`, transformers' Qwen3Config forgets the window."""
     window = section["sliding_window"]
     if window is None:
         return {}
-    return {"layer_types": ["sliding_attention"] * section["num_layers"], "sliding_window": window}
+    kinds = ["sliding_attention"] * section["num_layers"]
+    return {"layer_types": kinds, "sliding_window": window, "use_sliding_window": True}
 
 
 LAYOUT = SpeculatorsEagle3()

@@ -23,6 +23,7 @@ from drafterzoo.target.target import Target
 
 ARCHITECTURE, ASSISTANT = "DFlashDraftModel", "MuseGlimmerAssistantModel"
 NAMED = {ARCHITECTURE, ASSISTANT, "DFlash2DraftModel"}  # the last is refused for what it asks for
+SEES_AHEAD = {"is_causal": False}  # in all layers of transformers' assistants, whose configs name no vocabulary either
 MASK_FILE = "mask_embedding.pt"  # a vector in the place of an id's embedding, as MiMo's have
 
 
@@ -42,6 +43,8 @@ class ZLabDFlash(BlockLayout):
 
     def section(self, files: Files, target: Target) -> dict[str, Any]:
         values = said.merged(files)
+        if ASSISTANT in said.architectures(files.config):
+            values = {"vocab_size": target.vocab_size, **SEES_AHEAD, **values}
         if values.get("projector_type") not in (None, "dflash"):
             said.refuse(files, "projector_type", values["projector_type"], "'dflash' or none, as this layout is")
         if (files.folder / MASK_FILE).exists():
