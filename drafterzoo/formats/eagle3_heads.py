@@ -20,6 +20,7 @@ from drafterzoo.formats.base import Convention, Files, Translated
 from drafterzoo.formats.binding import EMBEDDING, HEAD, check_bare, check_made_for, may_have
 from drafterzoo.formats.names import Names
 from drafterzoo.target.target import Target
+from drafterzoo.wording import quantity
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 FLAGS = ("fc_norm", "norm_output", "norm_before_fc", "norm_before_residual")
@@ -224,7 +225,7 @@ def _identity_maps(
         if rows < vocabulary and key not in tensors:
             raise CheckpointError(
                 f"{files.weights_file}: tensor {names(key)!r} is missing, so nobody knows which of {vocabulary} tokens "
-                f"the head's {rows} rows are; download or save the checkpoint again."
+                f"the head proposes in its {quantity(rows, 'row')}; download or save the checkpoint again."
             )
     if rows < vocabulary:
         return ()
