@@ -537,7 +537,7 @@ BAD: list[tuple[str, Edit, str]] = [
     (FORGE, tensor("d2t", lambda d: d.flip(0)), "id + d2t[id] is not strictly ascending"),
     (FORGE, tensor("d2t", torch.full((D,), 2)), "d2t and t2d name different ids"),
     (FORGE, tensor("t2d", torch.zeros(V, dtype=torch.bool)), "t2d marks 0 ids, expected 40"),
-    (FORGE, tensor("d2t", None), "'d2t' is missing, so nobody knows which of 64 tokens the head proposes in its 40 rows"),
+    (FORGE, tensor("d2t", None), "'d2t' is missing, so nobody knows which of 64 tokens the head proposes in its 40 r"),
     (FORGE, tensor("t2d", None), "'t2d' is missing, so nobody knows"),
     (FORGE, tensor("d2t", lambda d: d.float()), "'d2t' is torch.float32, expected torch.int64"),
     (FORGE, tensor("t2d", lambda t: t.half()), "'t2d' is torch.float16, expected torch.bool"),
