@@ -31,7 +31,7 @@ from drafterzoo.formats.writing import write_layout
 from drafterzoo.registry import parse_spec
 from drafterzoo.target.target import Target
 
-LAYOUTS = ("native", "specforge-eagle3")
+LAYOUTS = ("native", "torchspec-eagle3")
 WIDTH = 64  # of a head; the drafter is as wide as its size asks for
 
 
