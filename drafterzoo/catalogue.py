@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drafterzoo.elsewhere import elsewhere
+from drafterzoo import elsewhere
 from drafterzoo.errors import CheckpointError, DrafterzooError, UsageError, suggest
 from drafterzoo.registry import DRAFTERS, WRAPPERS, Spec, parse_spec, split_options
 from drafterzoo.resources import folder
@@ -167,7 +167,7 @@ def load(
                 return create(spec, bound, overrides)
         place, options, around = found, spec.options, dict(spec.wrappers)
     if not checkpoint.is_native(place):
-        if (known := elsewhere().get(address or "")) is not None:
+        if (known := elsewhere.find(address or "")) is not None:
             target = known.target if target is None else target
             options = {"format": known.layout, **options}
         return _ready(_read_foreign(place, target, device, dtype, {**options, **overrides}), place, self_test)
@@ -292,7 +292,7 @@ def _parted(text: str) -> tuple[str | None, dict[str, Any]]:
 
     A folder that is there by its whole name has no options: its name may end in a bracket.
     """
-    known = {*list_checkpoints(), *elsewhere()}
+    known = {*list_checkpoints(), *elsewhere.names()}
     if text in known or (text.startswith("dir:") and os.path.exists(_folder(text))):
         return text, {}
     _refuse_folder(text)
@@ -318,7 +318,7 @@ def _place(address: str, revision: str | None) -> Path:
         return _folder(address)
     if address in list_checkpoints():
         return checkpoint_folder(address)
-    if (known := elsewhere().get(address)) is not None:
+    if (known := elsewhere.find(address)) is not None:
         from drafterzoo import hub
 
         return hub.pull(known.source, revision=revision or known.revision)

@@ -50,8 +50,9 @@ def elsewhere(
     asked = ((glob, "name"), (drafter, "drafter"), (target, "target"))
     return {
         name: one
-        for name, one in _all().items()
-        if all(pattern is None or fnmatch.fnmatch(getattr(one, field), pattern) for pattern, field in asked)
+        for name, one in ((name, find(name)) for name in names())
+        if one is not None
+        and all(pattern is None or fnmatch.fnmatch(getattr(one, field), pattern) for pattern, field in asked)
     }
 
 
@@ -61,10 +62,17 @@ def card_of(name: str) -> Path:
 
 
 @cache
-def _all() -> dict[str, Elsewhere]:
+def names() -> tuple[str, ...]:
+    """What there is a card of and nothing else, by name. Opens none: who loads a drafter asks for every name."""
     cards = folder("model_cards")
     paths = sorted(cards.glob(f"*/{CARD}")) if cards.is_dir() else []
-    return {path.parent.name: _read(path) for path in paths if not (path.parent / "config.json").exists()}
+    return tuple(path.parent.name for path in paths if not (path.parent / "config.json").exists())
+
+
+@cache
+def find(name: str) -> Elsewhere | None:
+    """The checkpoint of that name, as its card says; None where there is none. Raises CheckpointError."""
+    return _read(card_of(name)) if name in names() else None
 
 
 def _read(path: Path) -> Elsewhere:

@@ -82,9 +82,11 @@ def test_a_card_that_lacks_something(front: str, said: str, tmp_path: Path, monk
     (tmp_path / "model_cards" / "one").mkdir(parents=True)
     (tmp_path / "model_cards" / "one" / "README.md").write_text(f"---\n{front}\n---\n")
     monkeypatch.setattr(elsewhere, "folder", lambda name: tmp_path / name)
-    elsewhere._all.cache_clear()
+    elsewhere.names.cache_clear()
+    elsewhere.find.cache_clear()
     try:
         with pytest.raises(CheckpointError, match=rf"README\.md: its front matter lacks or misspells a key .*{said}"):
             elsewhere.elsewhere()
     finally:
-        elsewhere._all.cache_clear()
+        elsewhere.names.cache_clear()
+        elsewhere.find.cache_clear()

@@ -137,6 +137,7 @@ def test_mixed_dtypes_go_back_without_loss(tmp_path: Path, target: Target) -> No
     one = usual("deepspec-dspark")
     exact = one.tensors["fc.weight"].float() + 1e-5
     drafter = load(f"dir:{one.write(tmp_path / 'there', **{'fc.weight': exact})}", target)
+    assert drafter.storage_dtype == torch.float32, "the widest of the file"
     drafter.export(tmp_path / "back", one.format)
     same_bytes(tensors_of(tmp_path / "back"), {**one.tensors, "fc.weight": exact})
 

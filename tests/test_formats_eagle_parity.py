@@ -182,7 +182,7 @@ def write_theirs(head: Head, target: Target, eagle3: Any, folder: Path) -> None:
         draft_attn_impl="eager",
     )
     own = {key: value for key, value in model.state_dict().items() if not key.startswith(LENDS)}
-    model.load_state_dict(random_like(own), strict=False)
+    model.load_state_dict({**model.state_dict(), **random_like(own)})
     model.save_pretrained(folder)
 
 
@@ -208,7 +208,7 @@ def made(head: Head, target: Target) -> Drafter:
     )
     if head.rows < V:
         drafter.set_vocabulary(vocabulary_maps()["t2d"].nonzero()[:, 0])
-    drafter.load_state_dict(random_like(dict(drafter.named_parameters())), strict=False)
+    drafter.load_state_dict({**drafter.state_dict(), **random_like(dict(drafter.named_parameters()))})
     return drafter.eval()
 
 

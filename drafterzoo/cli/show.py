@@ -15,11 +15,11 @@ from typing import Annotated, Any
 import attrs
 from cyclopts import Parameter
 
+from drafterzoo import elsewhere
 from drafterzoo.cli.card_results import drawn, results_of
 from drafterzoo.cli.console import Json, out, print_json
 from drafterzoo.cli.show_drafter import drafter_facts, show_drafter
 from drafterzoo.cli.show_suite import show_suite
-from drafterzoo.elsewhere import Elsewhere, card_of, elsewhere
 from drafterzoo.errors import CheckpointError, UsageError, suggest
 from drafterzoo.parsing import parse_json
 from drafterzoo.registry import DRAFTERS, SUITES, WRAPPERS
@@ -62,8 +62,8 @@ def show(
     base = re.split(r"[(+]", name)[0].strip()
     if name in WRAPPERS:
         return show_drafter(name, {}, json)
-    if name in elsewhere():
-        return _show_elsewhere(elsewhere()[name], json)
+    if (there := elsewhere.find(name)) is not None:
+        return _show_elsewhere(there, json)
     if not name.startswith("dir:") and base not in checkpoints and base not in DRAFTERS:
         _refuse(name, base, checkpoints)
     folder, options = catalogue.find(name), catalogue.options_typed(name)
@@ -94,11 +94,11 @@ def show(
         _print(facts, config or bool(options))
 
 
-def _show_elsewhere(one: Elsewhere, json: bool) -> None:
+def _show_elsewhere(one: elsewhere.Elsewhere, json: bool) -> None:
     """A checkpoint that lies on the Hub: its address, and its card."""
     from rich.markdown import Markdown
 
-    card = card_of(one.name)
+    card = elsewhere.card_of(one.name)
     if json:
         print_json({**attrs.asdict(one), "card": str(card)})
         return
@@ -110,7 +110,7 @@ def _refuse(name: str, base: str, checkpoints: list[str]) -> None:
     """Raise UsageError for what is neither drafter, checkpoint nor suite: the nearest name, or why it is broken."""
     if base in DRAFTERS.broken():
         DRAFTERS.get(base)
-    known = [*DRAFTERS, *WRAPPERS, *checkpoints, *elsewhere(), *SUITES]
+    known = [*DRAFTERS, *WRAPPERS, *checkpoints, *elsewhere.names(), *SUITES]
     raise UsageError(
         f"nothing to show is named {name!r}{suggest(name, known)}; `drafterzoo list` gives the names of drafters, "
         f"wrappers, checkpoints and suites, and 'dir:path' means a checkpoint's folder."

@@ -27,6 +27,6 @@ def in_turn(rows: Iterable[T], name: Callable[[T], str], seed: int, *place: int)
 def conversation(prompt: Prompt, said: Sequence[str], system: str | None) -> Messages:
     """What is asked in the turn after `said`, the answers so far: system message, turns and answers, the next turn."""
     talk = [] if system is None else [{"role": "system", "content": system}]
-    for turn, answer in zip(prompt.turns, said, strict=False):
+    for turn, answer in zip(prompt.turns[: len(said)], said, strict=True):
         talk += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
     return [*talk, {"role": "user", "content": prompt.turns[len(said)]}]

@@ -48,8 +48,13 @@ def recognise(files: Files, name: str | None = None) -> Format:
     )
 
 
-def read(
-    folder: Path,
+def read(folder: Path, target: Target, **how: Any) -> Drafter:
+    """The drafter in a foreign folder, bound to the target; how: as `read_from` takes it, and it raises the same."""
+    return read_from(read_files(folder), target, **how)
+
+
+def read_from(
+    files: Files,
     target: Target,
     *,
     format: str | None = None,
@@ -57,7 +62,7 @@ def read(
     aux_convention: str = "auto",
     options: Mapping[str, Any] | None = None,
 ) -> Drafter:
-    """The drafter in a foreign folder, bound to the target.
+    """The drafter of files that were read, bound to the target.
 
     format: its layout, where the files leave it open. drafter: under which name, where several share the network
     ("hass" for a head that the files know as "eagle2"). aux_convention: what layer ids say, "boundary" or
@@ -71,7 +76,6 @@ def read(
     for option, name in (("format", format), ("drafter", drafter)):
         if not isinstance(name, str | None):
             raise UsageError(f"{option}={name!r}, expected a name in quotes.")
-    files = read_files(folder)
     layout = recognise(files, format)
     found = layout.translate(files, target)
     if drafter is not None:

@@ -241,3 +241,21 @@ def written_heads(section: Mapping[str, Any]) -> dict[str, Any]:
         "enable_confidence_head": section.get("confidence", False),
         "confidence_head_with_markov": kind != "none" and section["confidence_with_markov"],
     }
+
+
+def written_dflash(
+    drafter: Drafter, layout: str, section: Mapping[str, Any], architecture: str, more: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A config with a table of its own for what a decoder's has no key for; `more` goes into that table, too."""
+    return {
+        "architectures": [architecture],
+        **written_decoder(drafter, section),
+        **({} if section["causal"] is None else {"is_causal": section["causal"]}),
+        "block_size": section["block_size"],
+        "num_target_layers": drafter.target.num_layers,
+        SHARED: {
+            **more,
+            "mask_token_id": section["mask_token_id"],
+            "target_layer_ids": layer_ids(drafter, layout, section["taps"], first=0, shift=1),
+        },
+    }

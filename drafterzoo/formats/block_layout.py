@@ -10,6 +10,7 @@ all take an embedding's row, and a drafter with such a vector is refused.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,7 +35,7 @@ from drafterzoo.formats.names import Names
 from drafterzoo.target.target import Target
 
 
-class BlockLayout:
+class BlockLayout(ABC):
     """A layout of block drafters. A subclass says what a config means, what it cannot hold, and how it writes one.
 
     drafter: what its folders become. begins: how names begin there, and how they do here; older: how they began once,
@@ -55,20 +56,21 @@ class BlockLayout:
     whole: bool = False
     taps_as: Convention = "layer_output"
 
+    @abstractmethod
     def detect(self, files: Files) -> bool:
-        raise NotImplementedError(f"{self.name} must define detect")
+        """Whether a folder is of this layout, by config and names alone."""
 
+    @abstractmethod
     def section(self, files: Files, target: Target) -> dict[str, Any]:
         """Our config, but for head and embedding. Raises CheckpointError naming file and key."""
-        raise NotImplementedError(f"{self.name} must define section")
 
+    @abstractmethod
     def check(self, drafter: Drafter, section: Mapping[str, Any]) -> None:
         """Raise UsageError for a drafter that the layout cannot hold."""
-        raise NotImplementedError(f"{self.name} must define check")
 
+    @abstractmethod
     def anew(self, drafter: Drafter, section: Mapping[str, Any]) -> dict[str, Any]:
         """A section as a config that the framework would write."""
-        raise NotImplementedError(f"{self.name} must define anew")
 
     def translate(self, files: Files, target: Target) -> Translated:
         section = self.section(files, target)

@@ -56,21 +56,12 @@ class SpecForgeDSpark(BlockLayout):
         )
 
     def anew(self, drafter: Drafter, section: Mapping[str, Any]) -> dict[str, Any]:
-        causal = {} if section["causal"] is None else {"is_causal": section["causal"]}
-        return {
-            "architectures": [ARCHITECTURE],
-            **said.written_decoder(drafter, section),
-            **causal,
-            "block_size": section["block_size"],
-            "num_target_layers": drafter.target.num_layers,
-            said.SHARED: {
-                "projector_type": PROJECTOR,
-                "attention_mode": MODES[section["num_heads"] == section["num_kv_heads"]],
-                **said.written_heads(section),
-                "mask_token_id": section["mask_token_id"],
-                "target_layer_ids": said.layer_ids(drafter, self.name, section["taps"], first=0, shift=1),
-            },
+        heads = {
+            "projector_type": PROJECTOR,
+            "attention_mode": MODES[section["num_heads"] == section["num_kv_heads"]],
+            **said.written_heads(section),
         }
+        return said.written_dflash(drafter, self.name, section, ARCHITECTURE, heads)
 
 
 LAYOUT = SpecForgeDSpark()

@@ -17,7 +17,7 @@ import torch
 from drafterzoo.composition import innermost
 from drafterzoo.drafters.base import WEIGHTLESS, Drafter
 from drafterzoo.errors import DiskError, UsageError
-from drafterzoo.formats.binding import MAPS, origin_in, read
+from drafterzoo.formats.binding import MAPS, origin_in, read_from
 from drafterzoo.formats.files import read_files, write_files
 from drafterzoo.registry import FORMATS
 
@@ -60,11 +60,12 @@ def staged(folder: Path) -> Iterator[Path]:
 def _check_back(drafter: Drafter, folder: Path, layout: str) -> None:
     """Raise UsageError unless the folder reads back as the same weights and options."""
     base = innermost(drafter)
-    found = FORMATS.get(layout).translate(read_files(folder), base.target)
+    files = read_files(folder)
+    found = FORMATS.get(layout).translate(files, base.target)
     # what layer ids say is no part of most files: whoever read them was told, or found it out
     origin = origin_in(base, layout)
     convention = origin.taps_as if origin is not None and found.names_taps else "auto"
-    difference = _difference(base, read(folder, base.target, format=layout, aux_convention=convention))
+    difference = _difference(base, read_from(files, base.target, format=layout, aux_convention=convention))
     if difference is not None:
         raise UsageError(
             f"{drafter.spec}: the layout {layout!r} does not hold this drafter: read back, {difference}; choose "

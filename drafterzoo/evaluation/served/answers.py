@@ -6,6 +6,7 @@ Knows numbers, ids and words; nothing of HTTP or of what any server calls them.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import zip_longest
 from typing import Literal, Protocol
 
 import attrs
@@ -102,7 +103,9 @@ def between(before: Tally | None, after: Tally | None) -> Tally | None:
         return None
     steps, accepted = after.steps - before.steps, after.accepted - before.accepted
     drafted = (after.drafted or 0) - (before.drafted or 0)
-    histogram = tuple(a - b for a, b in zip(after.histogram or (), before.histogram or (), strict=False))
+    # a counter that is missing has counted nothing yet; one that has gone since shows as less than nothing
+    pairs = zip_longest(after.histogram or (), before.histogram or (), fillvalue=0)
+    histogram = tuple(now - then for now, then in pairs)
     return Tally(steps, accepted, drafted, histogram)
 
 
