@@ -158,3 +158,63 @@ def test_a_checkpoint_that_training_would_refuse_is_refused_by_a_dry_run(
         return
     with pytest.raises(UsageError, match=words):
         plan(recipe)
+
+
+TYPED = """
+spec = "eagle3.1"
+[data]
+rollouts = "{rollouts}"
+[target]
+name = "tiny"
+[target.sizes]
+hidden_size = 32
+num_layers = 8
+vocab_size = 64
+intermediate_size = 64
+num_heads = 4
+num_kv_heads = 2
+head_dim = 8
+[run]
+epochs = 4.0
+"""
+
+
+@pytest.fixture
+def typed(tmp_path: Path) -> str:
+    path = tmp_path / "typed.toml"
+    path.write_text(TYPED.format(rollouts=tiny_rollouts(tmp_path).path))
+    return str(path)
+
+
+def test_what_is_typed_stands_in_place_of_what_the_recipe_says(
+    typed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", typed, "--dry-run", "--json"]) == 0
+    whole = json.loads(capsys.readouterr().out)["data"]
+    assert main(["train", typed, "--dry-run", "--json", "--documents", "3", "--epochs", "1"]) == 0
+    short = json.loads(capsys.readouterr().out)["data"]
+    assert (whole["documents"], short["documents"], short["held_out"]) == (10, 3, 2)
+    assert 0 < short["steps"] < whole["steps"]
+    seen = []
+    monkeypatch.setattr("drafterzoo.training.plan.plan", lambda recipe: seen.append(recipe) or {})
+    monkeypatch.setattr("drafterzoo.training.plan.told", lambda facts: [])
+    assert main(["train", typed, "--dry-run", "--precision", "bfloat16", "--seed", "7"]) == 0
+    assert (seen[0].data.precision, seen[0].run.precision, seen[0].run.seed) == ("bfloat16", "bfloat16", 7)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--epochs", "0", "--epochs is 0.0, expected a number above zero"),
+        ("--documents", "-2", "--documents is -2, expected a number above zero"),
+        ("--seed", "-1", "--seed is -1, expected from 0 to"),
+        ("--threads", "100000", "--threads is 100000, expected from 0 to"),
+        ("--precision", "half", "half"),
+    ],
+)
+def test_a_typed_option_out_of_bounds_is_named(
+    typed: str, option: str, value: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", typed, "--dry-run", option, value]) == 2
+    said = capsys.readouterr().err
+    assert words in " ".join(said.split()) and "Traceback" not in said

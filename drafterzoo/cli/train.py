@@ -6,13 +6,16 @@ Knows how options are typed; nothing of how anything is trained.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import attrs
 from cyclopts import Parameter
 
 from drafterzoo.cli.console import Json, print_json
 from drafterzoo.errors import UsageError
+
+if TYPE_CHECKING:
+    from drafterzoo.training.recipe import Recipe
 
 INTERRUPTED = 130  # a script must not go on with half a run as if it were whole
 
@@ -23,7 +26,9 @@ def train(
     *,
     output: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
     epochs: float | None = None,
+    documents: int | None = None,
     seed: int | None = None,
+    precision: Literal["float32", "bfloat16"] | None = None,
     threads: int | None = None,
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     json: Json = False,
@@ -48,8 +53,13 @@ def train(
         The run's folder. Default: runs/<the recipe's name>.
     epochs
         Train this long instead of what the recipe says.
+    documents
+        Train on so many of the rollouts, evenly over the file, instead of what the recipe says.
     seed
         Use this seed instead of the recipe's.
+    precision
+        Multiply matrices in this, both those of the target and of the drafter, instead of what the recipe says:
+        float32 is the faster one on a CPU without bfloat16.
     threads
         CPU threads; changes speed alone.
     dry_run
@@ -60,11 +70,11 @@ def train(
     from drafterzoo.training.recipe import read_recipe
     from drafterzoo.training.run import train as run
 
-    made = read_recipe(find_recipe(recipe, "train"))
-    changes: dict[str, Any] = {"epochs": epochs, "seed": seed, "threads": threads}
-    if epochs is not None and epochs <= 0:
-        raise UsageError(f"--epochs {epochs:g}: expected a number above zero.")
-    made = attrs.evolve(made, run=attrs.evolve(made.run, **{k: v for k, v in changes.items() if v is not None}))
+    made = _changed(
+        read_recipe(find_recipe(recipe, "train")),
+        data={"documents": documents, "precision": precision},
+        run={"epochs": epochs, "seed": seed, "precision": precision, "threads": threads},
+    )
     if dry_run:
         from drafterzoo.training.plan import plan, told
 
@@ -94,3 +104,18 @@ def train(
     elif summary["finished"]:
         print(f"no tau was measured, since nothing was held out; the last step is 'dir:{result.directory / 'best'}'")
     return status
+
+
+def _changed(recipe: Recipe, **sections: dict[str, Any]) -> Recipe:
+    """The recipe with what was typed in place of what it says; None was not typed. Raises UsageError, by the option."""
+    for name, typed in sections.items():
+        section = getattr(recipe, name)
+        for key, value in typed.items():
+            if value is None:
+                continue
+            try:
+                section = attrs.evolve(section, **{key: value})
+            except UsageError as error:
+                raise UsageError(f"--{error}") from None
+        recipe = attrs.evolve(recipe, **{name: section})
+    return recipe
