@@ -123,7 +123,7 @@ def load(
 ) -> Drafter:
     """Load a drafter, bound to its target and ready to draft.
 
-    spec_or_address: a spec ("eagle3.1", "hass+pr(self_query='token')"), a checkpoint's name ("eagle3.1-smollm2-135m"),
+    spec_or_address: a spec ("eagle3.1", "hass+pr(reconsider=5)"), a checkpoint's name ("eagle3.1-smollm2-135m"),
     "hub:org/name@revision", or "dir:path", each with options behind it if need be ("dir:path(packed_dtype='float32')");
     a bare "org/name" is taken as hub:. target: a Target, or what load_target takes; None loads the checkpoint's own,
     for a spec without weights the embedded default. self_test: compare a block drafter's proposals with a few answers
@@ -182,18 +182,17 @@ def load(
     bound = _target(target, config["target"], device, dtype)
     check_fingerprint(config["target"], bound, place)
     saved = checkpoint.read(place, bound.dtype)
-    saved.config["drafter"].update(overrides)
+    changed = _changed(saved.config["drafter"], overrides)
     for section in saved.config.get("wrappers", []):
-        section.update(around.get(section["name"], {}))
+        changed += _changed(section, around.get(section["name"], {}))
     with blamed(cls, f"being made from {place}"):
         try:
             drafter = restore(saved, bound)
         except CheckpointError as error:
-            typed = {**overrides, **{key: value for given in around.values() for key, value in given.items()}}
-            if not typed:
+            if not changed:
                 raise
             raise UsageError(
-                f"{spec_or_address!r}: its weights do not fit what was typed ({', '.join(typed)}), or are damaged "
+                f"{spec_or_address!r}: its weights do not fit what was typed ({', '.join(changed)}), or are damaged "
                 f"({str(error).rstrip('.')}); leave out options that change the shape of a weight."
             ) from error
     return _ready(drafter, place, self_test)
@@ -235,6 +234,13 @@ def _read_foreign(
         )
     how = {key: options.pop(key) for key in ("format", "drafter", "aux_convention") if key in options}
     return read(place, _target(target, None, device, dtype), **how, options=options)
+
+
+def _changed(section: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """Put what was typed into a section of a config, and return the keys that say something else by that."""
+    changed = [key for key, value in given.items() if key not in section or section[key] != value]
+    section.update(given)
+    return changed
 
 
 def _typed(

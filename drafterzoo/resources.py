@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from drafterzoo.errors import DrafterzooError
+from drafterzoo.errors import DrafterzooError, UsageError, suggest
 
 PACKAGE = Path(__file__).resolve().parent
 
@@ -27,6 +27,16 @@ def folder(name: Literal["recipes", "model_cards"]) -> Path:
 
 
 def find_recipe(typed: Path, kind: Literal["grids", "train"]) -> Path:
-    """A recipe's file: as typed, or by its bare name among those of its kind that come with the package."""
-    shipped = folder("recipes") / kind / f"{typed.name.removesuffix('.toml')}.toml"
-    return shipped if not typed.exists() and len(typed.parts) == 1 and shipped.is_file() else typed
+    """A recipe's file: as typed, or by its bare name among those of its kind that come with the package.
+
+    Raises UsageError for a bare name that is neither.
+    """
+    if typed.exists() or len(typed.parts) != 1:
+        return typed
+    shipped = {path.stem: path for path in (folder("recipes") / kind).glob("*.toml")}
+    name = typed.name.removesuffix(".toml")
+    if name not in shipped:
+        raise UsageError(
+            f"{typed}: no such recipe{suggest(name, shipped)}; those that come with drafterzoo lie in recipes/{kind}/."
+        )
+    return shipped[name]

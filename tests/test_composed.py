@@ -83,6 +83,7 @@ def test_a_wrappers_tensor_of_the_wrong_shape_is_named_as_the_file_has_it(target
         ("hidden_size=7", "options of eagle3.1"),
         ("num_layers=2", "its weights do not fit what was typed (num_layers)"),
         ("self_query='learned'", "its weights do not fit what was typed (self_query)"),
+        ("reconsider=3,self_query='learned'", "its weights do not fit what was typed (self_query)"),
         ("reconsidr=1", "no option 'reconsidr'"),
     ],
 )

@@ -118,6 +118,15 @@ def test_a_damaged_summary_is_made_anew(change: Callable[[Any], str], here: Path
     assert again().already
 
 
+def test_a_finished_run_on_part_of_the_rollouts_is_known_again(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it was made from is the choice, not the file; another choice is not what the run began with."""
+    few = ["train", "small.toml", "--out", "few", "--documents", "5"]
+    assert main(few) == 0 and "finished at step" in capsys.readouterr().out
+    assert main(few) == 0 and "already finished" in capsys.readouterr().out
+    assert main([*few[:-1], "6"]) == 2 and "documents" in capsys.readouterr().err.splitlines()[-1]
+    assert main(few) == 0 and "already finished" in capsys.readouterr().out
+
+
 def test_other_rollouts_are_no_finished_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rollouts = here / "rollouts.jsonl"
     whole = rollouts.read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -243,7 +244,11 @@ def test_what_is_missing_and_how_many_threads_are_said(tmp_path, capsys):
     assert main(["grid", str(path), "--dry-run"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "missing: runs/nowhere: no such folder" in said and "missing: no checkpoint of 'eagle2'" in said
-    assert said.count("missing: ") == 2
+    assert said.count("missing: ") == 2 and "what makes them" not in said
+    assert main(["grid", "pr_ablation_small", "--dry-run"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.count("missing: runs/eagle3.1-pr-smollm2/best: ") == 1, "two rows are made of it"
+    assert re.search(r"what makes them is said at the top of \S+/pr_ablation_small.toml ", said)
     assert main(["grid", str(path), "--threads", "0x"]) == 2
     capsys.readouterr()
     assert main(["grid", str(path), "--threads", "-1", "--dry-run"]) == 2
@@ -329,7 +334,7 @@ def test_a_parquet_file_is_a_suite_that_an_extra_counts(tmp_path, monkeypatch):
 
 def test_mistakes_on_the_command_line(capsys):
     for words, said in [
-        (["grid", "pr_table11", "--dry-run"], "grid recipe pr_table11 cannot be read"),
+        (["grid", "pr_table11", "--dry-run"], "pr_table11: no such recipe (did you mean 'pr_table1'?)"),
         (
             ["grid", "pr_table1", "--dry-run", "--where", "suite=mbppp"],
             "no cell has suite=mbppp (did you mean 'mbpp'?)",

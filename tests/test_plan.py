@@ -68,6 +68,20 @@ def test_the_large_recipes_can_be_counted_anywhere(path: Path, monkeypatch: pyte
     assert facts["data"]["steps"] > 0 and not facts["data"]["known"]
 
 
+def test_a_recipe_on_the_shared_answers_says_how_to_make_them() -> None:
+    """Four parts made the shipped eagle3.1; the third and fourth tell of answers of their own in words."""
+    shared = [path for path in RECIPES if "/smollm2-rollouts.jsonl" in path.read_text() and "-wide" not in path.name]
+    assert len(shared) >= 20
+    assert [path.name for path in shared if read_recipe(path).generate is None] == []
+
+
+def test_a_misspelt_recipe_is_named_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "eagle3.1-pr-smollm", "--dry-run"]) == 2
+    assert "no such recipe (did you mean 'eagle3.1-pr-smollm2'?)" in " ".join(capsys.readouterr().err.split())
+    assert main(["grid", "pr_gain_smal", "--dry-run"]) == 2
+    assert "no such recipe (did you mean 'pr_gain_small'?)" in " ".join(capsys.readouterr().err.split())
+
+
 def test_every_large_system_has_its_recipe() -> None:
     systems = {(str(parse_spec(r.spec)).partition("(")[0], r.target.name) for r in map(read_recipe, LARGE)}
     recurrent, blocks = ("hass", "hass+pr", "eagle3.1", "eagle3.1+pr"), ("dflash", "dspark", "dfly")

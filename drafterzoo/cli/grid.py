@@ -13,11 +13,13 @@ from cyclopts import Parameter
 from drafterzoo.cli.console import Json, compared, out, print_json, show_found
 from drafterzoo.errors import DrafterzooError
 from drafterzoo.progress import duration
+from drafterzoo.resources import folder
 from drafterzoo.wording import listed, quantity, verb
 
 if TYPE_CHECKING:
     from drafterzoo.evaluation.grid_plan import Cost, Plan
 
+AT_ITS_TOP = "what makes them is said at the top of"
 FAILURES_SHOWN = 10
 
 
@@ -67,11 +69,12 @@ def grid(
     from drafterzoo.evaluation.grid_recipe import read_grid_recipe, with_threads
     from drafterzoo.resources import find_recipe
 
-    made = read_grid_recipe(find_recipe(recipe, "grids"))
+    place = find_recipe(recipe, "grids")
+    made = read_grid_recipe(place)
     if threads is not None:
         made = with_threads(made, threads)
     if dry_run:
-        _show_plan(made, where, output, json)
+        _show_plan(made, place, where, output, json)
         return 0
     from drafterzoo.evaluation.grid import grid as run
 
@@ -114,7 +117,7 @@ def remarks(summary: dict[str, Any], where: str | None = None) -> list[str]:
     return lines
 
 
-def _show_plan(recipe: Any, where: str | None, output: Path | None, json: bool) -> None:
+def _show_plan(recipe: Any, place: Path, where: str | None, output: Path | None, json: bool) -> None:
     from drafterzoo.catalogue import lacking
     from drafterzoo.evaluation.grid import place_of
     from drafterzoo.evaluation.grid_folder import check_place
@@ -136,13 +139,16 @@ def _show_plan(recipe: Any, where: str | None, output: Path | None, json: bool) 
         words.append(f"prompts: of {names} as the recipe assumes, since their files are not here; others are counted.")
     words += [_missing(name, recipe.data_dir) for name in missing]
     drafters = dict.fromkeys(cell.drafter for cost in found for cell in cost.table.cells)
-    words += [f"missing: {lack}" for lack in map(lacking, drafters) if lack]
+    lacks = dict.fromkeys(f"missing: {lack}" for lack in map(lacking, drafters) if lack)
+    words += lacks
+    if lacks and place.is_relative_to(folder("recipes")):
+        words.append(f"{AT_ITS_TOP} {place}")
     if json:
         print_json(_as_dict(plan, found, directory, words))
         return
     out().print(_plan_table(plan, found))
     for line in words:
-        out().print(line, markup=False, soft_wrap=line.startswith("missing"))
+        out().print(line, markup=False, soft_wrap=line.startswith(("missing", AT_ITS_TOP)))
     out().print(f"target: {recipe.target}; results would go to {directory}", markup=False, soft_wrap=True)
 
 

@@ -8,7 +8,7 @@ first depth on, by what makes the chance that a draft and all before it are acce
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -75,11 +75,12 @@ def collect(
     depth: int,
     max_new_tokens: int = 128,
     limit: int = 4000,
+    noted: Callable[[int], object] = lambda amount: None,
 ) -> Trials:
-    """Decode prompts one by one in chains of `depth`, noting hopes and acceptance; stops after `limit` rounds.
+    """Decode prompts one by one in chains of `depth`, noting hopes and acceptance.
 
-    A round that a stop token ended is left out: how far it would have gone is not known. Raises UsageError for a
-    drafter without a confidence head.
+    Stops after `limit` rounds; noted is told of each. A round that a stop token ended is left out: how far it would
+    have gone is not known. Raises UsageError for a drafter without a confidence head.
     """
     if "confidence" not in drafter.capabilities:
         raise UsageError("confidence: this drafter has no confidence head, so there is nothing to fit; try dspark.")
@@ -96,6 +97,7 @@ def collect(
             if emission.round is not None and emission.finished != "stop" and len(noting.logits) == depth:
                 logits.append(noting.logits)
                 accepted.append(emission.round.accepted)
+                noted(1)
         if len(accepted) >= limit:
             break
     return Trials(torch.tensor(logits).view(-1, depth), torch.tensor(accepted, dtype=torch.int64))

@@ -7,7 +7,7 @@ likelihood. Both are for after training: the result goes into the drafter's conf
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 import torch
@@ -70,11 +70,12 @@ def collect(
     *,
     max_new_tokens: int = 128,
     limit: int = 4000,
+    noted: Callable[[int], object] = lambda amount: None,
 ) -> Samples:
     """Decode prompts one by one with the drafter (chains of one), noting log q, noise and the choice at each root.
 
-    Stops after `limit` roots. Raises UsageError for settings without match noise, temperature 0 or `rejection`, and
-    where no answer is long enough to have a root.
+    Stops after `limit` roots; noted is told of each. Raises UsageError for settings without match noise, temperature 0
+    or `rejection`, and where no answer is long enough to have a root.
     """
     if sampling.greedy or sampling.rejects:
         raise UsageError("coupling: there is no match noise to fit; use temperature above 0 and verification='match'.")
@@ -94,6 +95,7 @@ def collect(
             log_q.append(q.clone())
             noise.append(g.clone())
             choices.append(choice if vocabulary is None else _column(vocabulary, choice))
+            noted(1)
         if len(choices) >= limit:
             break
     if not choices:

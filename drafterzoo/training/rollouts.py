@@ -103,8 +103,16 @@ def thinned(rollouts: Rollouts, documents: int | None) -> Rollouts:
     kept = {train[(2 * i + 1) * len(train) // (2 * documents)] for i in range(documents)}
     left = set(train) - kept
     rows = tuple(row for i, row in enumerate(rollouts.rows) if i not in left)
-    chosen = hashlib.sha256(f"{rollouts.sha256} {documents}".encode()).hexdigest()
-    return attrs.evolve(rollouts, rows=rows, sha256=chosen)
+    return attrs.evolve(rollouts, rows=rows, sha256=_of_the_choice(rollouts.sha256, documents))
+
+
+def may_be_of(sha256: str | None, whole: str, documents: int | None) -> bool:
+    """Whether this sha256 is that of a file of rollouts, or of so many `documents` chosen from it."""
+    return sha256 == whole or (documents is not None and sha256 == _of_the_choice(whole, documents))
+
+
+def _of_the_choice(whole: str, documents: int) -> str:
+    return hashlib.sha256(f"{whole} {documents}".encode()).hexdigest()
 
 
 def _row(row: dict[str, Any], where: str, vocab_size: int) -> Rollout:

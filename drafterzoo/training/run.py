@@ -33,7 +33,7 @@ from drafterzoo.engine.coupling import collect, fit
 from drafterzoo.engine.sampling import Sampling
 from drafterzoo.errors import CheckpointError, DataError, UsageError, suggest
 from drafterzoo.kinds import check_kinds, check_required
-from drafterzoo.progress import console
+from drafterzoo.progress import console, progress
 from drafterzoo.registry import DRAFTERS, WRAPPERS, Spec, parse_spec
 from drafterzoo.target import load_target
 from drafterzoo.target.target import Target
@@ -54,9 +54,9 @@ from drafterzoo.training.objectives.lk import Hybrid
 from drafterzoo.training.objectives.pr import Reconsidering
 from drafterzoo.training.objectives.ttt import TTT
 from drafterzoo.training.objectives.tv import TotalVariation
-from drafterzoo.training.recipe import Recipe, build_recipe, kept_recipe, read_recipe
+from drafterzoo.training.recipe import DataSection, Recipe, build_recipe, kept_recipe, read_recipe
 from drafterzoo.training.ridge import ridge_start
-from drafterzoo.training.rollouts import OR_GENERATE, Rollout, Rollouts, expand_path, read_rollouts, thinned
+from drafterzoo.training.rollouts import OR_GENERATE, Rollout, Rollouts, expand_path, may_be_of, read_rollouts, thinned
 from drafterzoo.training.state import STATE
 from drafterzoo.training.trainer import Say, Trainer
 from drafterzoo.training.vocabulary import coverage, frequent_ids
@@ -257,7 +257,7 @@ def finished_summary(recipe: Recipe, folder: Path) -> dict[str, Any] | None:
         best = checkpoint.read(folder / "best")
     except CheckpointError:
         return None
-    if not _same_rollouts(expand_path(recipe.data.rollouts), best.config.get("training", {}).get("rollouts_sha256")):
+    if not _same_rollouts(recipe.data, best.config.get("training", {}).get("rollouts_sha256")):
         return None
     return {**summary, "directory": str(folder)}
 
@@ -277,10 +277,11 @@ def _is_summary(summary: Any, recipe: Recipe) -> TypeGuard[dict[str, Any]]:
     )
 
 
-def _same_rollouts(path: Path, sha256: str | None) -> bool:
+def _same_rollouts(data: DataSection, sha256: str | None) -> bool:
     """Whether the rollouts are those of this sha256; a file that is gone since is no reason to doubt it."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest() == sha256
+        whole = hashlib.sha256(expand_path(data.rollouts).read_bytes()).hexdigest()
+        return may_be_of(sha256, whole, data.documents)
     except FileNotFoundError:
         return True
     except OSError:
@@ -306,14 +307,16 @@ def couple(recipe: Recipe, target: Target, rollouts: Rollouts, folder: Path, say
     bare = innermost(drafter)
     rows = [rollouts.rows[i] for i in rollouts.split("train")]
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(recipe.run.seed)).tolist()
-    samples = collect(
-        drafter,
-        target,
-        _prompts([rows[i] for i in order], target),
-        Sampling(temperature=1.0, seed=recipe.run.seed),
-        max_new_tokens=COUPLING_TOKENS,
-        limit=recipe.run.fit_coupling,
-    )
+    with progress("fitting the coupled score", recipe.run.fit_coupling, "roots") as noted:
+        samples = collect(
+            drafter,
+            target,
+            _prompts([rows[i] for i in order], target),
+            Sampling(temperature=1.0, seed=recipe.run.seed),
+            max_new_tokens=COUPLING_TOKENS,
+            limit=recipe.run.fit_coupling,
+            noted=noted,
+        )
     fitted, roots = fit(samples).coupling, len(samples.choices)  # fewer than asked for where the prompts ran out
     if min(fitted.prior, fitted.noise) < 1e-4:  # they are kept to four places
         kept = list(bare.config.coupling)
@@ -343,15 +346,17 @@ def calibrate(recipe: Recipe, target: Target, rollouts: Rollouts, folder: Path, 
     bare = innermost(drafter)
     bare.config = attrs.evolve(bare.config, confidence_temperatures=())
     rows = [rollouts.rows[i] for i in rollouts.split("val") or rollouts.split("train")]
-    trials = confidence.collect(
-        drafter,
-        target,
-        _prompts(rows, target),
-        Sampling(temperature=1.0, seed=recipe.run.seed, verification="rejection"),
-        depth=bare.config.proposals,
-        max_new_tokens=COUPLING_TOKENS,
-        limit=recipe.run.fit_confidence,
-    )
+    with progress("fitting the confidence temperatures", recipe.run.fit_confidence, "rounds") as noted:
+        trials = confidence.collect(
+            drafter,
+            target,
+            _prompts(rows, target),
+            Sampling(temperature=1.0, seed=recipe.run.seed, verification="rejection"),
+            depth=bare.config.proposals,
+            max_new_tokens=COUPLING_TOKENS,
+            limit=recipe.run.fit_confidence,
+            noted=noted,
+        )
     if not len(trials.accepted):  # what was trained is kept, and the run is done
         say(
             "confidence temperatures stay 1: no answer has a round to fit them on; give longer answers, or more of them"
