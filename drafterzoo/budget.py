@@ -224,6 +224,11 @@ def _typed_numbers(text: str, fields: list[str]) -> dict[str, Any]:
         if equals and key not in fields:
             few = " or ".join(fields) + " can stand there"
             there = f"the fields are {', '.join(fields)}" if len(fields) > 3 else few
+            if key in ("reconsider", "advance"):
+                raise UsageError(
+                    f"budget: {key} cannot stand behind a short form ({few}); write it in full, as in "
+                    f"nodes=24,depth=6,grow=6,offer=6,{key}={value}."
+                )
             raise UsageError(f"budget: unknown field {key!r}{suggest(key, fields)}; {there}.")
         if key in values:
             raise UsageError(f"budget: {key} is given twice in {text!r}; give it once.")

@@ -85,19 +85,47 @@ def find(name: str) -> Path | None:
 def lacking(name: str) -> str | None:
     """Why a drafter cannot be loaded, found out without loading anything; None where nothing is missing here.
 
-    name: a spec, a checkpoint's name or an address, as `load` takes it; what lies on the Hub counts as there.
+    name: a spec, a checkpoint's name or an address, as `load` takes it; what lies on the Hub counts as there. Raises
+    UsageError for options that what is there does not take.
     """
     from drafterzoo import checkpoint
 
     try:
-        address, _ = _parted(name)
-        if address is None:
-            _checkpoint_of(parse_spec(name), None)
-        elif address.startswith("dir:") or address in list_checkpoints():
-            checkpoint.read_config(_place(address, None))
+        address, options = _parted(name)
+        spec = parse_spec(name) if address is None else None
+        if spec is not None:
+            place = _checkpoint_of(spec, None)
+        elif address is not None and (address.startswith("dir:") or address in list_checkpoints()):
+            place = _place(address, None)
+        else:
+            return None
+        if place is None or not checkpoint.is_native(place):
+            return None
+        config = checkpoint.read_config(place)
     except DrafterzooError as error:
         return str(error)
+    own, around = (options, {}) if spec is None else (spec.options, dict(spec.wrappers))
+    _dealt(config, place, own, around)
     return None
+
+
+def _dealt(
+    config: dict[str, Any], place: Path, options: Mapping[str, Any], around: Mapping[str, Mapping[str, Any]]
+) -> tuple[type[Drafter], dict[str, Any], dict[str, Mapping[str, Any]]]:
+    """The base's class and what was typed for a checkpoint of this config: the base's options, and each wrapper's.
+
+    Raises UsageError for what they do not take.
+    """
+    from drafterzoo.drafters.base import check_options, check_together
+
+    _check_composition(config, place)
+    cls = DRAFTERS.get(config["drafter"]["name"])
+    own, beside = deal(options, cls, config)
+    every = {**beside, **around}
+    for part, section, given in _typed(cls, config, own, every):
+        check_options(part, given)
+        check_together(part, section, given)
+    return cls, own, every
 
 
 def options_typed(name: str) -> dict[str, Any]:
@@ -136,7 +164,7 @@ def load(
     """
     from drafterzoo import checkpoint
     from drafterzoo.composition import create, restore
-    from drafterzoo.drafters.base import check_options, check_together
+    from drafterzoo.drafters.base import check_options
     from drafterzoo.engine.faults import blamed
     from drafterzoo.target.target import Target
 
@@ -151,7 +179,7 @@ def load(
             f"wrap a loaded model in load_target(model)."
         )
     address, options = _parted(spec_or_address)
-    around: dict[str, dict[str, Any]] = {}
+    around: dict[str, Mapping[str, Any]] = {}
     if address is not None:
         place = _place(address, revision)
     else:
@@ -172,13 +200,7 @@ def load(
             options = {"format": known.layout, **options}
         return _ready(_read_foreign(place, target, device, dtype, {**options, **overrides}), place, self_test)
     config = checkpoint.read_config(place)
-    _check_composition(config, place)
-    cls = DRAFTERS.get(config["drafter"]["name"])
-    overrides, beside = deal({**options, **overrides}, cls, config)
-    around = {**beside, **around}
-    for part, section, given in _typed(cls, config, overrides, around):
-        check_options(part, given)
-        check_together(part, section, given)
+    cls, overrides, around = _dealt(config, place, {**options, **overrides}, around)
     bound = _target(target, config["target"], device, dtype)
     check_fingerprint(config["target"], bound, place)
     saved = checkpoint.read(place, bound.dtype)
@@ -262,10 +284,17 @@ def deal(
 
     own, beside = dict(options), dict[str, dict[str, Any]]()
     config_class = getattr(base, "Config", object)
-    known = {field.name for field in attrs.fields(config_class)} if attrs.has(config_class) else set()
+    known = [field.name for field in attrs.fields(config_class)] if attrs.has(config_class) else []
+    every = list(known)
     for section in config.get("wrappers", []):
-        theirs = {field.name for field in attrs.fields(WRAPPERS.get(section["name"]).Config)} - known
+        theirs = [field.name for field in attrs.fields(WRAPPERS.get(section["name"]).Config) if field.name not in known]
         beside[section["name"]] = {key: own.pop(key) for key in list(own) if key in theirs}
+        every += theirs
+    for key in own:
+        if beside and key not in known:
+            raise UsageError(
+                f"{config['spec']}: no option {key!r}{suggest(key, every)}; the options are {', '.join(every)}."
+            )
     return own, beside
 
 
@@ -313,6 +342,12 @@ def _parted(text: str) -> tuple[str | None, dict[str, Any]]:
 def _folder(address: str) -> Path:
     """The folder of `dir:path`. Raises UsageError where no path is given: that would be whatever folder one is in."""
     path = address.removeprefix("dir:")
+    before, plus, wrapper = path.rpartition("+")
+    if plus and wrapper.partition("(")[0] in WRAPPERS.names() and os.path.isdir(os.path.expanduser(before)):
+        raise UsageError(
+            f"{address!r}: 'dir:{before}' is a checkpoint and takes no wrapper; one is trained around it by a recipe "
+            f"that begins with it, as recipes/train/hass-pr-smollm2.toml does."
+        )
     if not path.strip():
         raise UsageError(f"{address!r} names no folder; write 'dir:path', or 'dir:.' for the folder you are in.")
     return Path(os.path.expanduser(path))

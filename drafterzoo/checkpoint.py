@@ -84,6 +84,13 @@ def write_together(files: Mapping[Path, bytes]) -> None:
         ) from error
 
 
+def clear_partials(folder: Path) -> None:
+    """Remove what processes that were killed while they wrote here have left; for whoever alone writes in a folder."""
+    for left_over in folder.glob(".*.partial"):
+        with suppress(OSError):
+            left_over.unlink()
+
+
 def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
     """Write a native checkpoint into `folder` and return it.
 

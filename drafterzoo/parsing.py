@@ -1,8 +1,8 @@
 """JSON and TOML that somebody else wrote, parsed so that every way of being wrong is one kind of error.
 
 Python's parsers leave three of them to other errors: brackets nested deeper than the stack, numbers of thousands of
-digits, and escapes of half a character, which are read without complaint and can never be written again; and they take
-NaN and Infinity, which JSON does not have. Knows text; nothing of what is in it.
+digits, and escapes of half a character, which are read without complaint and can never be written again. Its JSON takes
+NaN and Infinity, which JSON does not have, and of two values of one key the second. Knows no more than text.
 """
 
 from __future__ import annotations
@@ -22,20 +22,35 @@ class _NotANumber(ValueError):
     """NaN or an infinity, which Python's reader would take and JSON has no word for."""
 
 
+class _Twice(ValueError):
+    """A key that one object has twice: whoever wrote the first of both meant it."""
+
+
 def _no_number(word: str) -> Any:
     raise _NotANumber(word)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _Twice(next(key for key in keys if keys.count(key) > 1))
+    return made
 
 
 def parse_json(text: str) -> Any:
     """What `json.loads` gives. Raises json.JSONDecodeError, and nothing else, with the line and column it knows."""
     try:
-        value = json.loads(text, parse_constant=_no_number)
+        value = json.loads(text, parse_constant=_no_number, object_pairs_hook=_once)
     except json.JSONDecodeError:
         raise
     except RecursionError as error:
         raise json.JSONDecodeError("brackets are nested too deeply", text, 0) from error
     except _NotANumber as error:
         raise json.JSONDecodeError(f"{error} is no number", text, text.find(str(error))) from error
+    except _Twice as error:
+        key = json.dumps(str(error))
+        raise json.JSONDecodeError(f"key {key} is given twice", text, max(text.rfind(key), 0)) from error
     except ValueError as error:
         raise json.JSONDecodeError("a number has too many digits", text, 0) from error
     half = _HALF.search(text)

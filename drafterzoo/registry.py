@@ -436,6 +436,14 @@ def _no_number(option: str, value: str) -> str:
     return f"{option}={value}: nan and infinity are no numbers that an option can take; give a finite one"
 
 
+def _as_literal(option: str, value: ast.expr) -> str:
+    """What to type instead of a word without quotes, or of an expression."""
+    word = value.id if isinstance(value, ast.Name) else "text"
+    if word.capitalize() in ("True", "False", "None"):
+        return f"write {option}={word.capitalize()}"
+    return f"put text in quotes, as in {option}={word!r}"
+
+
 def _characters(options: str, column: int) -> int:
     """How many characters the first `column` bytes of `_` + options are: Python's parser counts bytes."""
     return len(f"_{options}".encode()[:column].decode())
@@ -472,5 +480,5 @@ def _parse_options(text: str, start: int, end: int) -> dict[str, Any]:
         except (ValueError, TypeError, SyntaxError):
             if any(isinstance(part, ast.Name) and part.id.lower() in _NO_NUMBERS for part in ast.walk(given.value)):
                 _refuse(text, at, _no_number(given.arg, ast.unparse(given.value)))
-            _refuse(text, at, f"the value of {given.arg} is no literal; put text in quotes, as in {given.arg}='token'")
+            _refuse(text, at, f"the value of {given.arg} is no literal; {_as_literal(given.arg, given.value)}")
     return options

@@ -125,6 +125,8 @@ REFUSED = {
     "8,": "cannot read ''",
     "8,p_min=0.1,p_min=0.2": "p_min is given twice",
     "8,p-min=0.1": "unknown field 'p-min' (did you mean 'p_min'?)",
+    "24,advance=3": "advance cannot stand behind a short form (p_min or c_min or schedule can stand there); write it "
+    "in full, as in nodes=24,depth=6,grow=6,offer=6,advance=3.",
     "chain:6,depth=3": "unknown field 'depth'; p_min or c_min or schedule can stand there",
     "nodes=24,depth=6.5,grow=6,offer=6": "cannot read 'depth=6.5'",
 }

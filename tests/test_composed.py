@@ -84,7 +84,7 @@ def test_a_wrappers_tensor_of_the_wrong_shape_is_named_as_the_file_has_it(target
         ("num_layers=2", "its weights do not fit what was typed (num_layers)"),
         ("self_query='learned'", "its weights do not fit what was typed (self_query)"),
         ("reconsider=3,self_query='learned'", "its weights do not fit what was typed (self_query)"),
-        ("reconsidr=1", "no option 'reconsidr'"),
+        ("reconsidr=1", "eagle3.1+pr: no option 'reconsidr' (did you mean 'reconsider'?); the options are vocab_size"),
     ],
 )
 def test_what_was_typed_is_blamed_on_who_typed_it(target: Target, folder: Path, typed: str, words: str) -> None:
@@ -199,3 +199,18 @@ def test_an_option_of_a_wrapper_that_is_gone_is_not_guessed(folder: Path, target
 def test_an_option_typed_wrongly_is_said_before_weights_are_missed(spec: str) -> None:
     with pytest.raises(UsageError, match="pr: no option 'm'"):
         load(spec)
+
+
+def test_a_wrapper_behind_a_folder_is_told_from_a_folder_that_is_missing(folder: Path, target: Target) -> None:
+    for wrapper in ("pr", "pr(reconsider=1)"):
+        with pytest.raises(UsageError, match="is a checkpoint and takes no wrapper; one is trained around it by"):
+            load(f"dir:{folder}+{wrapper}", target=target)
+    with pytest.raises(CheckpointError, match="no such folder"):
+        load(f"dir:{folder}+other", target=target)
+
+
+def test_a_key_given_twice_in_a_config_is_refused(folder: Path, target: Target) -> None:
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace('"reconsider": 3', '"reconsider": 3, "reconsider": 2'))
+    with pytest.raises(CheckpointError, match=r'key "reconsider" is given twice: line \d+ column \d+'):
+        load(f"dir:{folder}", target=target)

@@ -127,6 +127,25 @@ def test_a_finished_run_on_part_of_the_rollouts_is_known_again(here: Path, capsy
     assert main(few) == 0 and "already finished" in capsys.readouterr().out
 
 
+def test_another_recipes_folder_is_refused_before_anything_is_loaded(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "load_target", lambda *args, **options: pytest.fail("the target was loaded"))
+    for typed, key in ((["--documents", "5"], "data.documents"), (["--precision", "bfloat16"], "run.precision")):
+        assert main(["train", "small.toml", "--out", "run", *typed]) == 2
+        said = capsys.readouterr().err
+        assert "run: holds a run of another recipe, which differs in" in said and key in said
+
+
+def test_what_a_killed_process_left_half_written_is_removed(here: Path) -> None:
+    left = [here / "run" / name for name in (".recipe.json.7.partial", "last/.state.pt.7.partial", "best/.a.7.partial")]
+    for path in left:
+        path.write_bytes(b"half")
+    (here / "run" / "summary.json").unlink()  # so that it goes on
+    assert not again().already
+    assert [path for path in left if path.exists()] == []
+
+
 def test_other_rollouts_are_no_finished_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rollouts = here / "rollouts.jsonl"
     whole = rollouts.read_text()

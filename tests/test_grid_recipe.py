@@ -255,6 +255,21 @@ def test_what_is_missing_and_how_many_threads_are_said(tmp_path, capsys):
     assert "--threads is -1, expected from 0" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("drafter", "words"),
+    [
+        ("hass-pr-smollm2-135m(recnsider=0)", "no option 'recnsider' (did you mean 'reconsider'?)"),
+        ("hass+pr(reconsider=-7)", "reconsider=-7, expected a whole number from 0 to 256"),
+    ],
+)
+def test_an_option_that_can_never_be_is_refused_by_a_dry_run(drafter, words, tmp_path, capsys):
+    path = tmp_path / "one.toml"
+    path.write_text(f'drafters = ["{drafter}"]\nbudgets = ["chain:2"]\nsuites = ["starter"]\nlimit = 1\n')
+    assert main(["grid", str(path), "--dry-run"]) == 2
+    said = capsys.readouterr()
+    assert words in said.err and said.err.count("\n") == 1
+
+
 def test_the_papers_tables_are_there_and_small_ones_too():
     names = {path.stem for path in GRIDS}
     small = {f"pr_table{n}_small" for n in (1, 2, 5, 6, 9)} | {"pr_ablation_small", "pr_gain_small", "families_small"}

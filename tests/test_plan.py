@@ -224,6 +224,8 @@ def test_what_is_typed_stands_in_place_of_what_the_recipe_says(
         ("--seed", "-1", "--seed is -1, expected from 0 to"),
         ("--threads", "100000", "--threads is 100000, expected from 0 to"),
         ("--precision", "half", "half"),
+        ("--documents", "1.5", "--documents: expected a whole number, found 1.5;"),
+        ("--seed", "1e1", "--seed: expected a whole number, found 1e1;"),
     ],
 )
 def test_a_typed_option_out_of_bounds_is_named(

@@ -11,18 +11,19 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, get_args
 
 from drafterzoo import __version__
 from drafterzoo.errors import DrafterzooError, Note, UsageError, suggest
 
 if TYPE_CHECKING:
-    from cyclopts import App
+    from cyclopts import App, Token
 
 # verb -> (where it lives, what `drafterzoo --help` says of it: the first line of that function's docstring)
 VERBS: dict[str, tuple[str, str]] = {
@@ -57,6 +58,7 @@ _OF_THE_DISK = {
         "EACCES", "EPERM", "ENOSPC", "EROFS", "EDQUOT", "EFBIG", "ENAMETOOLONG", "ELOOP", "ENOTDIR", "EISDIR", "EIO",
     )
 }  # fmt: skip
+_FRACTION = re.compile(r"[+-]?(\d*\.\d*|\d+\.?\d*[eE][+-]?\d+)")
 ABOUT = """Speculative decoding: load, run, train and compare drafters at equal budgets.
 
 Example: `drafterzoo generate "Explain rainbows." --show-tree`
@@ -65,14 +67,30 @@ Example: `drafterzoo generate "Explain rainbows." --show-tree`
 
 def build_app(typed: str | None = None) -> App:
     """The application. `typed` is the verb about to run: a summary given at registration would hide its docstring."""
-    from cyclopts import App
+    from cyclopts import App, Parameter
 
     app = App(
-        name="drafterzoo", help=ABOUT, help_format="markdown", version=__version__, suppress_keyboard_interrupt=False
+        name="drafterzoo",
+        help=ABOUT,
+        help_format="markdown",
+        version=__version__,
+        suppress_keyboard_interrupt=False,
+        default_parameter=Parameter(converter=_typed),
     )
     for order, (verb, (address, summary)) in enumerate(VERBS.items()):
         app.command(address, name=verb, help=None if verb == typed else summary, sort_key=order)
     return app
+
+
+def _typed(wanted: Any, tokens: Sequence[Token]) -> Any:
+    """What cyclopts makes of what was typed, which by itself would round 1.5 to 2 where a whole number is wanted."""
+    from cyclopts import convert
+
+    if wanted is int or int in get_args(wanted):
+        for token in tokens:
+            if _FRACTION.fullmatch(token.value):
+                raise UsageError(f"expected a whole number, found {token.value}")
+    return convert(wanted, tokens)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -257,6 +257,13 @@ class BlockBody(HeadedDrafter):
         """For every layer, what its keys and values of context rows are made of [..., h], from features [..., T*H]."""
         raise NotImplementedError(f"{self.name} must define contexts")
 
+    def begin_with(self, fusion: Tensor, gain: Tensor) -> None:
+        """Make a context row the norm of `fusion` [h, T*H] times its features, and `gain` [h] what the last norm gives.
+
+        For a start that is solved for (training/block_ridge.py).
+        """
+        raise NotImplementedError(f"{self.name} must define begin_with")
+
     def settle(self, hidden: Tensor, tokens: Tensor, memory: Tensor | None) -> Read:
         """What the head reads of the rows of one depth, each below a token of its own.
 

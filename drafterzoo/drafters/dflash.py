@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from drafterzoo.drafters.block_body import BlockBody, BlockConfig
@@ -27,6 +28,12 @@ class SharedContext(BlockBody):
 
     def contexts(self, features: Tensor) -> Sequence[Tensor]:
         return [self.hidden_norm(self.fc(features))] * len(self.layers)
+
+    @torch.no_grad()
+    def begin_with(self, fusion: Tensor, gain: Tensor) -> None:
+        self.fc.weight.copy_(fusion)
+        self.hidden_norm.weight.fill_(1.0)
+        self.norm.weight.copy_(gain)
 
 
 class DFlash(SharedContext):

@@ -133,7 +133,7 @@ def _row(row: dict[str, Any], where: str, vocab_size: int) -> Rollout:
 def _ids(row: dict[str, Any], key: str, where: str, vocab_size: int) -> tuple[int, ...]:
     value = row.get(key)
     if not isinstance(value, list) or not value or not all(type(i) is int for i in value):
-        raise DataError(f"{where}: {key!r} must be a non-empty list of token ids.")
+        raise DataError(f"{where}: {key!r} must be a non-empty list of token ids; {ADVICE}.")
     if min(value) < 0 or max(value) >= vocab_size:
         raise DataError(
             f"{where}: {key!r} holds an id outside the target's vocabulary of {vocab_size}; "

@@ -39,6 +39,7 @@ from drafterzoo.target import load_target
 from drafterzoo.target.target import Target
 from drafterzoo.threads import with_threads
 from drafterzoo.training.beginning import check_wrappers, made_with
+from drafterzoo.training.block_ridge import block_ridge_start
 from drafterzoo.training.features import ANOTHER, FeatureCache, OnlineFeatures, open_cache
 from drafterzoo.training.generating import ANOTHER_ENTRY, ensure_rollouts
 from drafterzoo.training.inherit import begin_as_layers
@@ -58,7 +59,7 @@ from drafterzoo.training.recipe import DataSection, Recipe, build_recipe, kept_r
 from drafterzoo.training.ridge import ridge_start
 from drafterzoo.training.rollouts import OR_GENERATE, Rollout, Rollouts, expand_path, may_be_of, read_rollouts, thinned
 from drafterzoo.training.state import STATE
-from drafterzoo.training.trainer import Say, Trainer
+from drafterzoo.training.trainer import Say, Trainer, check_same_recipe
 from drafterzoo.training.vocabulary import coverage, frequent_ids
 from drafterzoo.wording import quantity, verb
 from drafterzoo.wrappers.carryover import Carryover
@@ -103,6 +104,7 @@ def train(
     summary = finished_summary(recipe, folder)
     if summary is not None:
         return TrainResult(summary, folder, already=True)
+    check_same_recipe(recipe, folder)  # before hours are spent; asked again once the folder is held
     with with_threads(recipe.run.threads):
         return _train(recipe, objective, folder, say)
 
@@ -213,6 +215,8 @@ def alone(folder: Path) -> Iterator[None]:
             f"{folder}: cannot be written ({error.strerror}); free some space, or choose another --out."
         ) from error
     try:
+        for place in (folder, folder / "last", folder / "best"):
+            checkpoint.clear_partials(place)
         yield
     finally:
         lock.release()
@@ -543,9 +547,13 @@ def start(recipe: Recipe, drafter: Drafter, trainer: Trainer) -> None:
         begin_as_layers(bare, recipe.init.target_layers)
     if recipe.init.fc == "ridge":
         bare = innermost(drafter)
-        if not isinstance(bare, RecurrentBody):
+        order = torch.randperm(len(trainer.indices), generator=torch.Generator().manual_seed(recipe.run.seed)).tolist()
+        documents = (trainer.source.document(trainer.indices[i]) for i in order)
+        if isinstance(bare, BlockBody):
+            block_ridge_start(bare, documents, recipe.init.ridge_rows, seed=recipe.run.seed)
+        elif isinstance(bare, RecurrentBody):
+            ridge_start(bare, documents, recipe.init.ridge_rows)
+        else:
             raise UsageError(
                 f'recipe [init]: fc = "ridge" needs a drafter with an fc, and {drafter.spec} has none; leave it out.'
             )
-        order = torch.randperm(len(trainer.indices), generator=torch.Generator().manual_seed(recipe.run.seed)).tolist()
-        ridge_start(bare, (trainer.source.document(trainer.indices[i]) for i in order), recipe.init.ridge_rows)

@@ -412,7 +412,7 @@ class Trainer:
         Raises UsageError when it was started from another recipe or other rollouts, CheckpointError when it is damaged.
         """
         path = self.folder / "last" / STATE
-        self._check_recipe()
+        check_same_recipe(self.recipe, self.folder)
         checkpoint.write_whole(self.folder / RECIPE, json.dumps(describe(self.recipe), indent=2).encode())
         if not path.is_file():
             self._cut_log()
@@ -444,20 +444,6 @@ class Trainer:
         if len(kept) < len(lines):
             checkpoint.write_whole(path, b"".join(kept))
 
-    def _check_recipe(self) -> None:
-        kept = self.folder / RECIPE
-        if not kept.is_file():
-            return
-        began = kept_recipe(read_kept(kept))
-        if began is None:
-            raise damaged(kept)
-        if describe(began) != describe(self.recipe):
-            raise UsageError(
-                f"{self.folder}: holds a run of another recipe, which differs in "
-                f"{', '.join(_differing(describe(began), describe(self.recipe)))}; choose another folder with --out, "
-                f"or delete this one."
-            )
-
     def _check_rollouts(self) -> None:
         """Refuse to go on with other rollouts than the run began with: its place in the data means nothing there."""
         began = checkpoint.read(self.folder / "last").config.get("training", {}).get("rollouts_sha256")
@@ -478,6 +464,25 @@ class Trainer:
             "training_seconds": round(self.trained_seconds, 1),
             "best": self.best,
         }
+
+
+def check_same_recipe(recipe: Recipe, folder: Path) -> None:
+    """Raise UsageError where the folder holds a run of another recipe; nothing is loaded to find out.
+
+    Raises CheckpointError where what the run says of its recipe is damaged.
+    """
+    kept = folder / RECIPE
+    if not kept.is_file():
+        return
+    began = kept_recipe(read_kept(kept))
+    if began is None:
+        raise damaged(kept)
+    if describe(began) != describe(recipe):
+        raise UsageError(
+            f"{folder}: holds a run of another recipe, which differs in "
+            f"{', '.join(_differing(describe(began), describe(recipe)))}; choose another folder with --out, "
+            f"or delete this one."
+        )
 
 
 def _differing(one: dict[str, Any], other: dict[str, Any], at: str = "") -> list[str]:
