@@ -39,7 +39,7 @@ def rollouts(target: Target, tmp_path: Path) -> Path:
     return tmp_path / "r.jsonl"
 
 
-@pytest.mark.parametrize("name", ["eagle3.1", "hass", "eagle3.1+pr"])
+@pytest.mark.parametrize("name", ["eagle3.1", "hass", "eagle3.1+pr", "eagle3.1+pr(reconsider=0)"])
 def test_it_asks_what_decoding_would_draft(target: Target, name: str) -> None:
     """From every root of an answer, the engine's chain is as deep as the diagnosis says it is right."""
     drafter = drafter_of(target, name)

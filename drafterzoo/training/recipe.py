@@ -147,8 +147,8 @@ class InitSection:
     vocabulary: "anew" takes its weights alone, and chooses the draft vocabulary, of the size that [drafter] says, from
     these rollouts; only with a borrowed head, whose rows are the target's whatever ids are chosen.
     layers: "more" lets [drafter] num_layers be more than the checkpoint's; the new ones change nothing at first.
-    fc: "ridge" solves fc in closed form so that the untrained drafter already predicts the next final hidden state; of a
-        block drafter all that it reads is set so, by blocks of up to `ridge_rows` anchors (training/block_ridge.py).
+    fc: "ridge" solves fc in closed form so that the untrained drafter predicts the next final hidden state; in a
+        block drafter all it reads by is set so, on blocks of up to `ridge_rows` anchors (training/block_ridge.py).
     target_layers: a block drafter's layers begin as copies of these of the target's, one each.
     """
 

@@ -67,7 +67,7 @@ def drafted(drafter: Drafter, lesson: Lesson, depth: int) -> Tokens:
     rows = (prompts[:, None] - 1 + starts).clamp(max=lesson.tokens.shape[1] - 1)
     batch = unroll_batch(drafter, lesson, rows)
     levels: list[tuple[Tensor, Tensor | None]]
-    if isinstance(drafter, Reconsideration):
+    if isinstance(drafter, Reconsideration) and drafter.config.reconsider:  # with none it drafts as the bare one does
         levels = [(one.first, one.second) for one in drafter.unroll_levels(batch, depth, Unrolling())]
     else:
         levels = [(first, None) for first in drafter.unroll(batch, depth)]
