@@ -31,3 +31,8 @@ def shown(counts: Sequence[int], whole: int, word: str) -> str:
 def listed(some: Sequence[object]) -> str:
     """The first three by name, and how many more there are."""
     return ", ".join(map(str, some[:3])) + (f" and {len(some) - 3} more" if len(some) > 3 else "")
+
+
+def size(count: int) -> str:
+    """`18.9 MB`, `3.2 GB` of so many bytes."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -258,7 +258,7 @@ def test_no_room_on_disk_is_said_before_anything_is_written(
     target: Target, rollouts: Rollouts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("U", (), {"free": 10})())
-    with pytest.raises(DataError, match=r'needs .* GB and 0\.0 GB are free; set features = "online"'):
+    with pytest.raises(DataError, match=r'needs .* MB and 0\.0 MB are free; set features = "online"'):
         open_cache(target, rollouts, (2,), 512, tmp_path / "cache")
 
 

@@ -114,7 +114,7 @@ def make_plan(recipe: GridRecipe, where: str | None = None) -> Plan:
     tables = _overridden(recipe, [_table(recipe, place, cells, {}) for place in axes])
     for text in recipe.skip:
         leave_out = Where.parse(text, "skip")
-        leave_out.check((facts for table in tables for facts in table.cell_facts()), "skip")
+        leave_out.check((facts for table in tables for facts in table.cell_facts()), f"grid recipe {recipe.name}: skip")
         tables = [table.only(leave_out, wanted=False) for table in tables]
     tables = [table for table in tables if table.cells]
     if not tables:

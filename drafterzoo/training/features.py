@@ -38,6 +38,7 @@ from drafterzoo.target.target import Target
 from drafterzoo.training.identity import target_identity
 from drafterzoo.training.kept import read_kept
 from drafterzoo.training.rollouts import Rollouts
+from drafterzoo.wording import size
 
 _FILES = {"features.f16": np.float16, "hidden.f16": np.float16, "argmax.i32": np.int32, "lse.f32": np.float32}
 _INDEX, _PROGRESS, _LOCK = "index.json", "progress.json", "making.lock"
@@ -209,15 +210,15 @@ def _room(path: Path, kind: type, shape: tuple[int, ...]) -> np.memmap:
 
     Raises DataError when the disk has no room.
     """
-    size = _bytes(kind, shape)
+    needed = _bytes(kind, shape)
     try:
         with open(path, "wb") as file:
             if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file.fileno(), 0, size)
+                os.posix_fallocate(file.fileno(), 0, needed)
     except OSError as error:
         path.unlink(missing_ok=True)
         raise DataError(
-            f"{path}: no room for {size / 1e9:.1f} GB ({error.strerror}); free some space, or {ANOTHER}."
+            f"{path}: no room for {size(needed)} ({error.strerror}); free some space, or {ANOTHER}."
         ) from error
     return np.memmap(path, dtype=kind, mode="r+" if path.stat().st_size else "w+", shape=shape)
 
@@ -244,13 +245,13 @@ class _Making:
     def fault(self) -> str | None:
         """What is wrong with the files, in words, as far as their sizes tell; None when all are there in full."""
         for path, kind, shape in self.files.values():
-            size = _bytes(kind, shape)
+            needed = _bytes(kind, shape)
             try:
                 found = path.stat().st_size
             except OSError:
                 return f"{path.name} is missing"
-            if found != size:
-                return f"{path.name} holds {found:,} bytes, expected {size:,}"
+            if found != needed:
+                return f"{path.name} holds {found:,} bytes, expected {needed:,}"
         return None
 
     def open(self) -> None:
@@ -267,8 +268,7 @@ class _Making:
         free = shutil.disk_usage(self.folder).free
         if self.bytes > free * 0.95:
             raise DataError(
-                f"{self.folder}: the feature cache needs {self.bytes / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; "
-                f"{ANOTHER}."
+                f"{self.folder}: the feature cache needs {size(self.bytes)} and {size(free)} are free; {ANOTHER}."
             )
         self.maps = {name: _room(*file) for name, file in self.files.items()}
 
@@ -346,7 +346,7 @@ def _make(making: _Making, target: Target, taps: tuple[int, ...], precision: Pre
         with _making_room(folder):
             (folder / _INDEX).unlink(missing_ok=True)
             making.open()
-        title = f"features of {making.total:,} rows, {making.bytes / 1e9:.1f} GB in {folder}"
+        title = f"features of {making.total:,} rows, {size(making.bytes)} in {folder}"
         if making.done:
             title += f", {making.done} of {len(making.order)} documents made before"
         there = sum(len(making.sequences[i]) for i in making.order[: making.done])

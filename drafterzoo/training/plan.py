@@ -29,7 +29,7 @@ from drafterzoo.training.prompts import read_prompts
 from drafterzoo.training.recipe import Recipe, SizesSection
 from drafterzoo.training.rollouts import OR_GENERATE, Rollouts, expand_path, read_rollouts, thinned
 from drafterzoo.training.run import build_objective, check_fits, drafter_class, extended, start_of
-from drafterzoo.wording import quantity
+from drafterzoo.wording import quantity, size
 
 KEPT = 5  # numbers of float32 for every trained one: itself, its gradient, AdamW's two, its average
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -165,9 +165,9 @@ def told(facts: dict[str, Any]) -> list[str]:
         f"{facts['recipe'] or facts['spec']}: every key is valid",
         f"target      {target['name']}: {shape}, about {_short(target['parameters'])} parameters",
         f"drafter     {facts['spec']}, objective {facts['objective']}: {_short(facts['trained_parameters'])} trained "
-        f"parameters, a checkpoint of {_bytes(facts['checkpoint_bytes'])}",
+        f"parameters, a checkpoint of {size(facts['checkpoint_bytes'])}",
         *begins,
-        f"memory      {', '.join(f'{name} {_bytes(size)}' for name, size in memory.items())}; activations come on top",
+        f"memory      {', '.join(f'{name} {size(count)}' for name, count in memory.items())}; activations come on top",
     ]
     if data["tokens"] is None:
         lines.append(f"data        {data['rollouts']} is not there, so its tokens are not known")
@@ -181,13 +181,9 @@ def told(facts: dict[str, Any]) -> list[str]:
     lines.append(f"data        {data['rollouts']}: {said}")
     if facts["cache_bytes"] is not None:
         apart = "" if data["known"] else ", prompts not counted"
-        lines.append(f"features    {_bytes(facts['cache_bytes'])} on disk{apart}")
+        lines.append(f"features    {size(facts['cache_bytes'])} on disk{apart}")
     return lines
 
 
 def _short(count: int) -> str:
     return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.2f} M"
-
-
-def _bytes(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
