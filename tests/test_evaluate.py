@@ -566,7 +566,7 @@ def test_the_verb_prints_tables_or_json(
     ]
     assert main(["evaluate", *words, "-o", str(tmp_path / "out")]) == 0
     said = capsys.readouterr()
-    for word in ("τ with", "MAL", "over lookup", "depth 1", "2 of 8 are marked 'train'"):
+    for word in ("τ with", "MAL", "over lookup", "At depth d", "2 of 8 are marked 'train'"):
         assert word in said.out
     assert str(tmp_path / "out") in said.err and "8 rollouts, 4 rows" in said.err
     assert main(["evaluate", *words, "-o", str(tmp_path / "out"), "--json"]) == 0

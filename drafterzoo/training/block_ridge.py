@@ -71,6 +71,7 @@ def block_ridge_start(drafter: BlockBody, documents: Iterable[Document], rows: i
         _look(drafter, index, signs, keys, basis)
         for projection in (layer.self_attn.o_proj, layer.mlp.down_proj):
             _solve(drafter, batches, goal, signs, projection)
+    _temper(drafter, batches, goal)
 
 
 def _batches(documents: Iterable[Document], rows: int, seed: int) -> Iterator[TrainingBatch]:
@@ -319,6 +320,22 @@ def _solve(
                 held_out=number % HELD_OUT == HELD_OUT - 1,
             )
     projection.weight.copy_((moments.solve() @ signs.rest.T @ signs.rest).T)
+
+
+def _temper(drafter: BlockBody, batches: Sequence[TrainingBatch], goal: _Goal) -> None:
+    """Let the last norm give no more of a channel than can be predicted of it, on the documents held out.
+
+    It makes every row as long as any other, so that a row which says little would be as sure as one that says all.
+    """
+    along, square = torch.zeros(2, drafter.config.hidden_size)
+    with _read_by(drafter.norm) as before:
+        for batch in batches[HELD_OUT - 1 :: HELD_OUT] or batches:
+            drafter.block_rows(batch, drafter.config.proposals, Unrolling())
+            targets, counts = goal.rows(batch)
+            found, counts = _normed(drafter, before.pop()[0]), counts[..., None]
+            along += (counts * found * targets).sum((0, 1))
+            square += (counts * found.square()).sum((0, 1))
+    drafter.norm.weight.copy_(goal.gain * (along / square.clamp(min=1e-9)).clamp(0.0, 1.0))
 
 
 @contextmanager

@@ -216,11 +216,11 @@ def _depths(summary: Mapping[str, Any]) -> Grid:
     deepest = max((len(row["acceptance"]) for row in summary["rows"]), default=0)
     lines = []
     for row in summary["rows"]:
-        cells = [number(value) for value in row["acceptance"]]
+        cells = [NOTHING if value is None else f"{100 * value:.0f}" for value in row["acceptance"]]
         lines.append((row["drafter"], short_budget(row["budget"]), *cells, *[NOTHING] * (deepest - len(cells))))
     caption = (
-        "Of the rounds that committed at least d tokens, the share that committed one more. The round that an answer "
+        "At depth d, of the rounds that committed at least d tokens, the share that committed one more. The round that an answer "
         "ends in counts as refused at its end, so that short answers show slightly low figures."
     )
-    columns = ("drafter", "budget", *(f"depth {depth + 1}" for depth in range(deepest)))
-    return Grid("Acceptance by depth", caption, columns, tuple(lines))
+    columns = ("drafter", "budget", *(str(depth + 1) for depth in range(deepest)))
+    return Grid("Acceptance by depth, in per cent", caption, columns, tuple(lines))
