@@ -120,7 +120,7 @@ def _dealt(
 
     _check_composition(config, place)
     cls = DRAFTERS.get(config["drafter"]["name"])
-    own, beside = deal(options, cls, config)
+    own, beside = deal(options, cls, config, named=bool(around))
     every = {**beside, **around}
     for part, section, given in _typed(cls, config, own, every):
         check_options(part, given)
@@ -277,9 +277,12 @@ def _typed(
 
 
 def deal(
-    options: Mapping[str, Any], base: type[Drafter], config: Mapping[str, Any]
+    options: Mapping[str, Any], base: type[Drafter], config: Mapping[str, Any], *, named: bool = False
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Options typed behind an address: the base drafter's, and by name those that only a wrapper of it has."""
+    """Options typed behind an address: the base drafter's, and by name those that only a wrapper of it has.
+
+    named: they were typed behind the base's own name. Otherwise what nobody has is refused with all there is.
+    """
     import attrs
 
     own, beside = dict(options), dict[str, dict[str, Any]]()
@@ -291,7 +294,7 @@ def deal(
         beside[section["name"]] = {key: own.pop(key) for key in list(own) if key in theirs}
         every += theirs
     for key in own:
-        if beside and key not in known:
+        if beside and not named and key not in known:
             raise UsageError(
                 f"{config['spec']}: no option {key!r}{suggest(key, every)}; the options are {', '.join(every)}."
             )

@@ -208,7 +208,7 @@ def test_a_folder_whose_name_holds_brackets_is_loaded(name: str, cards: Path, ta
             "'packed_dtype' is 'f32', expected one of 'auto', 'float32', 'bf",
         ),
         (f"{NAME}(rope_theta=nan)", UsageError, "nan and infinity are no numbers"),
-        ("dir:{folder}(packed_dtype=float32)", UsageError, "put text in quotes, as in packed_dtype='token'"),
+        ("dir:{folder}(packed_dtype=float32)", UsageError, "put text in quotes, as in packed_dtype='float32'"),
         ("dir:nowhere(packed_dtype='float32')", CheckpointError, "nowhere: no such folder"),
         ("dir:nowhere (copy)", CheckpointError, "nowhere (copy): no such folder"),
         ("dir:", UsageError, "'dir:' names no folder; write 'dir:path'"),

@@ -154,7 +154,7 @@ def _with_options(
     name = section.get("name") if isinstance(section, dict) else None
     if not isinstance(section, dict) or name not in DRAFTERS:
         raise UsageError(f"{folder} holds no checkpoint of a drafter known here, so no options can be set on it.")
-    own, around = deal(options, DRAFTERS.get(str(name)), config)
+    own, around = deal(options, DRAFTERS.get(str(name)), config, named=bool(typed))
     check_options(DRAFTERS.get(str(name)), own)
     wrappers = []
     for part in config.get("wrappers", []):

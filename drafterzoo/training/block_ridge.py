@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from drafterzoo.drafters.base import Unrolling
-from drafterzoo.drafters.block_body import BlockBody
+from drafterzoo.drafters.block_body import BlockBody, Read
 from drafterzoo.drafters.rope import rotary
 from drafterzoo.errors import UsageError
 from drafterzoo.training.batches import pack
@@ -33,6 +33,8 @@ ANCHORS = 64  # of each document
 FADING = 1.5  # a proposal counts exp(-k / FADING), k = 0 for the first: one after a wrong one is of no use
 STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)  # of the ridge, the best on documents held out
 HELD_OUT = 4  # every fourth document
+SHARES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12)  # of what is predicted, which a head may take for more than it is
+ROWS_JUDGED = 1024  # by which of these it is surprised least
 CONSTANT = 0.5  # share of a context row's square that is the sign of its being one
 
 # What the heads that share keys look at, from layer to layer: the last row of the context or the anchor, from all
@@ -323,19 +325,39 @@ def _solve(
 
 
 def _temper(drafter: BlockBody, batches: Sequence[TrainingBatch], goal: _Goal) -> None:
-    """Let the last norm give no more of a channel than can be predicted of it, on the documents held out.
+    """Let the last norm give no more than can be predicted: of each channel, and as sure as suits the head.
 
     It makes every row as long as any other, so that a row which says little would be as sure as one that says all.
+    Both are found on the documents held out.
     """
     along, square = torch.zeros(2, drafter.config.hidden_size)
+    rows, columns = [], []
     with _read_by(drafter.norm) as before:
         for batch in batches[HELD_OUT - 1 :: HELD_OUT] or batches:
             drafter.block_rows(batch, drafter.config.proposals, Unrolling())
             targets, counts = goal.rows(batch)
-            found, counts = _normed(drafter, before.pop()[0]), counts[..., None]
-            along += (counts * found * targets).sum((0, 1))
-            square += (counts * found.square()).sum((0, 1))
-    drafter.norm.weight.copy_(goal.gain * (along / square.clamp(min=1e-9)).clamp(0.0, 1.0))
+            found = _normed(drafter, before.pop()[0])
+            along += (counts[..., None] * found * targets).sum((0, 1))
+            square += (counts[..., None] * found.square()).sum((0, 1))
+            here = counts[:, 0] > 0
+            rows.append(found[here, 0])
+            columns.append(_columns(drafter, batch.argmax[0][_roots(batch)[here] + 1]))
+    gain = goal.gain * (along / square.clamp(min=1e-9)).clamp(0.0, 1.0)
+    first, wanted = torch.cat(rows)[:ROWS_JUDGED], torch.cat(columns)[:ROWS_JUDGED]
+
+    def surprise(share: float) -> float:
+        logits = drafter.logits_below(Read((first * gain * share)[None]))[0].float()
+        return float(functional.cross_entropy(logits, wanted, ignore_index=-1))
+
+    drafter.norm.weight.copy_(gain * min(SHARES, key=surprise))
+
+
+def _columns(drafter: BlockBody, tokens: Tensor) -> Tensor:
+    """The head's columns of target ids, -1 where it has none."""
+    if drafter.ids is None:
+        return tokens
+    at = torch.searchsorted(drafter.ids, tokens).clamp(max=len(drafter.ids) - 1)
+    return torch.where(drafter.ids[at] == tokens, at, -1)
 
 
 @contextmanager

@@ -219,8 +219,8 @@ def _depths(summary: Mapping[str, Any]) -> Grid:
         cells = [NOTHING if value is None else f"{100 * value:.0f}" for value in row["acceptance"]]
         lines.append((row["drafter"], short_budget(row["budget"]), *cells, *[NOTHING] * (deepest - len(cells))))
     caption = (
-        "At depth d, of the rounds that committed at least d tokens, the share that committed one more. The round that an answer "
-        "ends in counts as refused at its end, so that short answers show slightly low figures."
+        "At depth d, of the rounds that committed at least d tokens, the share that committed one more. The round that "
+        "an answer ends in counts as refused at its end, so that short answers show slightly low figures."
     )
     columns = ("drafter", "budget", *(str(depth + 1) for depth in range(deepest)))
     return Grid("Acceptance by depth, in per cent", caption, columns, tuple(lines))
