@@ -260,9 +260,9 @@ class BlockBody(HeadedDrafter):
     def begin_with(self, fusion: Tensor, gain: Tensor) -> None:
         """Make a context row the norm of `fusion` [h, T*H] times its features, and `gain` [h] what the last norm gives.
 
-        For a start that is solved for (training/block_ridge.py).
+        For a start that is solved for (training/block_ridge.py). Raises UsageError where a drafter does not say how.
         """
-        raise NotImplementedError(f"{self.name} must define begin_with")
+        raise UsageError(f'recipe [init]: fc = "ridge" is not defined for {self.name}; leave it out.')
 
     def settle(self, hidden: Tensor, tokens: Tensor, memory: Tensor | None) -> Read:
         """What the head reads of the rows of one depth, each below a token of its own.
