@@ -160,4 +160,4 @@ def test_layers_that_do_not_fit_are_refused(
 
 def test_a_drafter_that_does_not_say_how_it_fuses_is_refused_by_name(target: Target) -> None:
     with pytest.raises(UsageError, match=r'fc = "ridge" is not defined for dflash; leave it out'):
-        BlockBody.begin_with(build(DFlash, target), torch.zeros(WIDTH, 3 * WIDTH), torch.ones(WIDTH))
+        BlockBody.begin_with(build(DFlash, target), torch.zeros(WIDTH, 3 * WIDTH))

@@ -257,8 +257,8 @@ class BlockBody(HeadedDrafter):
         """For every layer, what its keys and values of context rows are made of [..., h], from features [..., T*H]."""
         raise NotImplementedError(f"{self.name} must define contexts")
 
-    def begin_with(self, fusion: Tensor, gain: Tensor) -> None:
-        """Make a context row the norm of `fusion` [h, T*H] times its features, and `gain` [h] what the last norm gives.
+    def begin_with(self, fusion: Tensor) -> None:
+        """Make a context row the norm of `fusion` [h, T*H] times its features.
 
         For a start that is solved for (training/block_ridge.py). Raises UsageError where a drafter does not say how.
         """

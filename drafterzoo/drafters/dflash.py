@@ -30,10 +30,9 @@ class SharedContext(BlockBody):
         return [self.hidden_norm(self.fc(features))] * len(self.layers)
 
     @torch.no_grad()
-    def begin_with(self, fusion: Tensor, gain: Tensor) -> None:
+    def begin_with(self, fusion: Tensor) -> None:
         self.fc.weight.copy_(fusion)
         self.hidden_norm.weight.fill_(1.0)
-        self.norm.weight.copy_(gain)
 
 
 class DFlash(SharedContext):

@@ -96,12 +96,11 @@ class DFly(BlockBody):
         return [self.hidden_norm(projected + torch.einsum("t,...th->...h", own, taps)) for own in shares]
 
     @torch.no_grad()
-    def begin_with(self, fusion: Tensor, gain: Tensor) -> None:
+    def begin_with(self, fusion: Tensor) -> None:
         own = self.layer_fusion_weights[0].softmax(-1)  # at first the same in every layer
         beside = torch.cat([share * torch.eye(len(fusion)).to(fusion) for share in own], dim=1)
         self.fc.weight.copy_(fusion - beside)
         self.hidden_norm.weight.fill_(1.0)
-        self.norm.weight.copy_(gain)
 
     def settle(self, hidden: Tensor, tokens: Tensor, memory: Tensor | None) -> Read:
         if not self.config.correction:

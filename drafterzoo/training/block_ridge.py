@@ -57,7 +57,7 @@ def block_ridge_start(drafter: BlockBody, documents: Iterable[Document], rows: i
     one that is not as wide as its target, whose head it could not read by.
     """
     config = drafter.config
-    if not config.qk_norm or config.hidden_size != config.target_hidden_size or config.num_layers < 1:
+    if not config.qk_norm or config.hidden_size != config.target_hidden_size:
         raise UsageError(
             'recipe [init]: fc = "ridge" needs a block drafter with qk_norm = true and the target\'s width; '
             "set them in [drafter], or leave fc out."
@@ -207,7 +207,7 @@ def _fuse(drafter: BlockBody, batches: Sequence[TrainingBatch], goal: _Goal, sig
     basis = torch.linalg.qr(alike.T)[0].T @ signs.rest
     always = _ridge(squares / rows, (sums / rows)[:, None], 1e-4)[:, 0]  # 1 on every row of the context
     size = math.sqrt((width - 3) * CONSTANT / (1 - CONSTANT))
-    drafter.begin_with(basis.T @ telling + size * torch.outer(signs.context, always), goal.gain)
+    drafter.begin_with(basis.T @ telling + size * torch.outer(signs.context, always))
     return basis
 
 
